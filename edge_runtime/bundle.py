@@ -1,0 +1,222 @@
+"""The bundle: a directory that export writes and the runtime reads; its manifest is all that the two share.
+
+Knows files, hashes and shapes; knows neither how weights are made nor how an engine runs them.
+A bundle is complete or absent: export writes into a temporary directory beside it and renames.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from .errors import BundleError
+from .schema import plain, structure
+
+SCHEMA_VERSION = 1
+MANIFEST_NAME = "bundle.json"
+TARGET, DRAFT = "target", "draft"
+
+_HASH_CHUNK = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    name: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayer:
+    """The cache of one layer: two buffers [1, kv_heads, capacity, head_dim]."""
+
+    kv_heads: int
+    head_dim: int
+    window: int | None
+    """Tokens a sliding layer looks back, ``None`` for a global layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One line of the I/O table. A symbolic dimension is a string: rows, capacity, gathered."""
+
+    graph: Literal["body", "head", "readout"]
+    direction: Literal["in", "out"]
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One engine of the bundle."""
+
+    body: str
+    """Graph: token ids and past K/V -> hidden rows after the final norm, and present K/V."""
+    head: str
+    """Graph: hidden rows -> logits, which stay in a buffer of the engine."""
+    readout: str
+    """Graph: logits -> argmax, candidates, log-sum-exp, gathered logits."""
+    weights: tuple[str, ...]
+    precision: str
+    accuracy_level: int
+    """MatMulNBits: 0 for none, 1 = fp32 activations, 4 = 8-bit activations."""
+    prepack: bool
+    """Whether the engine may repack the weights at load (a copy, freed of the original)."""
+    vocab_size: int
+    """Rows of the head."""
+    token_ids: str | None
+    """File of int64 little-endian [vocab_size]: head row -> token id; ``None`` when they are equal."""
+    hidden_size: int
+    candidates: int
+    max_context: int
+    kv_dtype: Literal["float32", "float16"]
+    layers: tuple[KvLayer, ...]
+    io: tuple[Tensor, ...]
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        item = 4 if self.kv_dtype == "float32" else 2
+        return sum(2 * layer.kv_heads * layer.head_dim * item for layer in self.layers)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerEntry:
+    file: str
+    vocab_size: int
+    bos_id: int
+    eos_ids: tuple[int, ...]
+    pieces_sha256: str
+    """Over the id -> piece table, so that two bundles can be compared without their files."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeeds:
+    """Bytes, for the plan that is made before loading."""
+
+    weights: int
+    kv_per_token: int
+    logits_per_row: int
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the weights came from."""
+
+    name: str
+    sha256: str | None
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    schema_version: int
+    name: str
+    family: str
+    models: dict[str, Model]
+    """By role: target, and perhaps draft."""
+    tokenizer: TokenizerEntry
+    chat_template: str | None
+    memory: MemoryNeeds
+    sources: tuple[Source, ...]
+    recipe: dict[str, Any]
+    notes: tuple[str, ...]
+    """What the export wants its reader to know: what was not exact, for one."""
+    licence: str
+    licence_file: str
+    exporter: str
+    files: tuple[FileEntry, ...]
+
+    def model(self, role: str) -> Model:
+        try:
+            return self.models[role]
+        except KeyError:
+            raise BundleError(f"bundle {self.name!r} has no {role} model (it has {', '.join(self.models)})") from None
+
+
+def file_sha256(path: Path, progress: Callable[[int], None] | None = None) -> str:
+    """Hex digest; ``progress`` is told the bytes of each chunk."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        if path.stat().st_size == 0:
+            return digest.hexdigest()
+        with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as view, memoryview(view) as data:
+            for start in range(0, len(data), _HASH_CHUNK):
+                with data[start : start + _HASH_CHUNK] as chunk:
+                    digest.update(chunk)
+                    if progress is not None:
+                        progress(len(chunk))
+                # Hashing must not leave the whole file in the resident set: peak memory is part of the budget.
+                view.madvise(mmap.MADV_DONTNEED, start, min(_HASH_CHUNK, len(data) - start))
+    return digest.hexdigest()
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    text = json.dumps(plain(manifest), indent=1, ensure_ascii=False)
+    (directory / MANIFEST_NAME).write_text(text + "\n", encoding="utf-8")
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """The manifest alone, its files unchecked. Raises ``BundleError``."""
+    path = directory / MANIFEST_NAME
+    if not directory.is_dir():
+        raise BundleError(f"no bundle at {directory}")
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BundleError(f"{directory} is not a bundle: it has no {MANIFEST_NAME}") from None
+    except (OSError, UnicodeDecodeError, ValueError) as problem:
+        raise BundleError(f"{path} cannot be read: {problem}") from None
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if version != SCHEMA_VERSION:
+        raise BundleError(
+            f"{path}: schema version {version!r}, but this runtime reads {SCHEMA_VERSION}; export the bundle again"
+        )
+    manifest = structure(Manifest, data, BundleError, str(path))
+    for entry in manifest.files:
+        if Path(entry.name).name != entry.name:
+            raise BundleError(f"{path}: file name {entry.name!r} leaves the bundle")
+    _refuse_unlisted(path, manifest)
+    return manifest
+
+
+def _refuse_unlisted(path: Path, manifest: Manifest) -> None:
+    """A file that is used but not listed would be used unchecked."""
+    listed = {entry.name for entry in manifest.files}
+    used = [manifest.tokenizer.file, manifest.licence_file]
+    used += [manifest.chat_template] if manifest.chat_template else []
+    for model in manifest.models.values():
+        used += [model.body, model.head, model.readout, *model.weights]
+        used += [model.token_ids] if model.token_ids else []
+    missing = sorted(set(used) - listed)
+    if missing:
+        raise BundleError(f"{path}: {', '.join(missing)} used but not in the list of files")
+    if TARGET not in manifest.models:
+        raise BundleError(f"{path}: no {TARGET} model")
+
+
+def verify_files(
+    directory: Path, manifest: Manifest, *, hashes: bool = True, progress: Callable[[int], None] | None = None
+) -> None:
+    """Size and, if asked, sha256 of every file. Raises ``BundleError`` with the first that is wrong."""
+    for problem in file_problems(directory, manifest, hashes=hashes, progress=progress):
+        raise BundleError(problem)
+
+
+def file_problems(
+    directory: Path, manifest: Manifest, *, hashes: bool = True, progress: Callable[[int], None] | None = None
+) -> Iterator[str]:
+    """One line for each file that is missing or altered."""
+    for entry in manifest.files:
+        path = directory / entry.name
+        if not path.is_file():
+            yield f"{path}: missing from the bundle"
+        elif path.stat().st_size != entry.bytes:
+            yield f"{path}: {path.stat().st_size} bytes, but the manifest says {entry.bytes}"
+        elif hashes and (found := file_sha256(path, progress)) != entry.sha256:
+            yield f"{path}: sha256 {found[:16]}..., but the manifest says {entry.sha256[:16]}..."

@@ -1,0 +1,1 @@
+"""Engines: one forward pass of one model. Knows no text, no sampling and no drafting."""

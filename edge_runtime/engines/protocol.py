@@ -1,0 +1,113 @@
+"""What an engine is. Knows neither onnxruntime nor TensorRT, neither text nor sampling.
+
+The idea is *positional forward*: the caller says where the tokens stand, the engine writes their K/V at
+``[position, position + T)`` and attends to ``[0, position + T)``. Rolling back is passing a smaller position;
+nothing is trimmed, cropped or copied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """Fixed facts of a loaded engine."""
+
+    vocab_size: int
+    """Rows of the head. Equals the tokenizer's size for a target; fewer for a draft with a reduced head."""
+    hidden_size: int
+    capacity: int
+    """Tokens that one slot holds."""
+    slots: int
+    max_rows: int
+    """Largest T of one forward (the prefill chunk)."""
+    candidates: int
+    """C, the candidates returned per row."""
+    min_rows: int
+    """1, or 2 in the deterministic mode, which never runs a lone row."""
+    token_ids: Ids | None
+    """[vocab_size] head row -> token id for a reduced head, else ``None`` (identity)."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRequest:
+    """Which rows of a forward are read out, and how."""
+
+    first: int
+    """First row, counted from the first token of the forward."""
+    stop: int
+    inverse_temperature: float = 1.0
+    """Of the log-sum-exp; 1.0 for greedy requests."""
+    gather_ids: Ids | None = None
+    """[R] one token id per row whose logit is wanted, or ``None``."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadOutput:
+    """R rows. The arrays are views on buffers of the engine: valid until its next call.
+
+    Ids are token ids (a reduced head is already mapped). Logits are after the final softcap, at temperature 1.
+    """
+
+    argmax: Ids
+    """[R]"""
+    candidate_ids: Ids
+    """[R, C], by falling logit."""
+    candidate_logits: Floats
+    """[R, C]"""
+    logsumexp: Floats
+    """[R] log sum exp(logits * inverse_temperature) over the whole vocabulary."""
+    gathered: Floats | None
+    """[R] logits at ``gather_ids``."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    slot: int
+    tokens: Ids
+    """[T], 1 <= T <= max_rows"""
+    position: int
+    """Index of ``tokens[0]``; ``position + T <= capacity``."""
+    head: HeadRequest | None
+    """``None`` where only the cache is filled (all prefill chunks but the last)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    head: HeadOutput | None
+    hidden: Floats
+    """[T, hidden_size] after the final norm; a view, valid until the next forward."""
+
+
+class Engine(Protocol):
+    """One model on one device. Not thread-safe: one engine thread owns it.
+
+    Raises ``EngineError`` when the device fails and ``ValueError`` on a programming error (a slot, a
+    position or a T out of range).
+    """
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    def forward(self, step: StepInput) -> StepOutput: ...
+
+    def head(self, request: HeadRequest) -> HeadOutput:
+        """Read out rows of the last forward; verification that stops early calls it group by group."""
+        ...
+
+    def logits(self, row: int) -> Floats:
+        """[vocab_size] the full row, by its index in the last ``HeadOutput``.
+
+        Only for laws that the candidates do not contain; head rows, not token ids, of a reduced head.
+        """
+        ...
+
+    def close(self) -> None: ...
