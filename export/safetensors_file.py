@@ -1,0 +1,129 @@
+"""Safetensors files: where each tensor of one file, or of a sharded set, lies. Knows no Gemma names.
+
+Files are memory-mapped; opening reads the JSON header only. Every offset is checked against shape, dtype and
+file size. Format: the safetensors README (u64 header length, JSON, data).
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeGuard
+
+from edge_runtime.errors import CheckpointError
+from export.gguf_blocks import row_bytes
+from export.gguf_file import Span, map_file
+
+_MAX_HEADER_BYTES = 100_000_000
+_KINDS = ("F32", "F16", "BF16")
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class SafetensorsFile:
+    path: Path
+    tensors: dict[str, Span]
+    """A tensor of a dtype other than F32, F16 and BF16 keeps that dtype as its kind, for the error message."""
+    mapping: mmap.mmap
+
+
+def read_json(path: Path) -> dict[str, object]:
+    """A JSON object.
+
+    Raises:
+        CheckpointError: absent, unreadable, not JSON or not an object.
+    """
+    try:
+        parsed = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: not valid JSON ({error})") from error
+    if not isinstance(parsed, dict):
+        raise CheckpointError(f"{path}: must hold a JSON object")
+    return parsed
+
+
+def open_safetensors(path: Path) -> SafetensorsFile:
+    """Parse one file's header.
+
+    Raises:
+        CheckpointError: truncated or inconsistent; the message names file and tensor.
+    """
+    mapping = map_file(path)
+    size = len(mapping)
+    if size < 8:
+        raise CheckpointError(f"{path}: truncated: {size} bytes are too few for a safetensors header")
+    header_bytes = int(struct.unpack("<Q", mapping[:8])[0])
+    if header_bytes > min(size - 8, _MAX_HEADER_BYTES):
+        raise CheckpointError(f"{path}: truncated or not safetensors: a header of {header_bytes} bytes in {size}")
+    try:
+        header = json.loads(mapping[8 : 8 + header_bytes])
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: the safetensors header is not valid JSON ({error})") from error
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{path}: the safetensors header must be a JSON object")
+    header.pop("__metadata__", None)
+    start = 8 + header_bytes
+    return SafetensorsFile(path, {name: _span(path, name, entry, start, size) for name, entry in header.items()}, mapping)
+
+
+def open_shards(directory: Path) -> list[SafetensorsFile]:
+    """Every shard of a Hugging Face directory: by its index, else ``model.safetensors``, else all of them.
+
+    Raises:
+        CheckpointError: none there, a shard of the index is missing, or lacks a tensor that the index places in it.
+    """
+    index_path = directory / _INDEX
+    if index_path.is_file():
+        return _indexed(directory, index_path)
+    single = directory / _SINGLE
+    paths = [single] if single.is_file() else sorted(directory.glob("*.safetensors"))
+    if not paths:
+        raise CheckpointError(f"{directory}: no *.safetensors file there")
+    return [open_safetensors(path) for path in paths]
+
+
+def _indexed(directory: Path, index_path: Path) -> list[SafetensorsFile]:
+    weight_map = read_json(index_path).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index_path}: has no weight_map")
+    files: dict[str, SafetensorsFile] = {}
+    for tensor, name in weight_map.items():
+        # The index is input too: a shard lies beside it, nowhere else.
+        if not isinstance(name, str) or Path(name).name != name:
+            raise CheckpointError(f"{index_path}: {name!r} is not the name of a file beside it")
+        if name not in files:
+            files[name] = open_safetensors(directory / name)
+        if tensor not in files[name].tensors:
+            raise CheckpointError(f"{directory / name}: tensor {tensor} is missing (the index places it there)")
+    return list(files.values())
+
+
+def _span(path: Path, name: str, entry: object, start: int, size: int) -> Span:
+    if not isinstance(entry, Mapping):
+        raise CheckpointError(f"{path}: the header entry of tensor {name} is malformed")
+    kind, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    if not (isinstance(kind, str) and _naturals(shape) and _naturals(offsets) and len(offsets) == 2):
+        raise CheckpointError(f"{path}: the header entry of tensor {name} is malformed")
+    begin, end = offsets
+    if begin > end or start + end > size:
+        raise CheckpointError(f"{path}: truncated: tensor {name} ends at byte {start + end}, the file has {size}")
+    if kind in _KINDS:
+        count = 1
+        for length in shape:
+            count *= length
+        if end - begin != row_bytes(kind, count):
+            raise CheckpointError(f"{path}: tensor {name} holds {end - begin} bytes, its shape {shape} needs another number")
+    return Span(kind, tuple(shape), start + begin, end - begin)
+
+
+def _naturals(value: object) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(
+        isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in value
+    )
