@@ -66,8 +66,6 @@ class Model:
     precision: str
     accuracy_level: int
     """MatMulNBits: 0 for none, 1 = fp32 activations, 4 = 8-bit activations."""
-    prepack: bool
-    """Whether the engine may repack the weights at load (a copy, freed of the original)."""
     vocab_size: int
     """Rows of the head."""
     token_ids: str | None

