@@ -1,7 +1,7 @@
 """A Gemma checkpoint under canonical names, whatever file it came in. Knows no graph and no bundle.
 
-Canonical names: ``embed``, ``final_norm`` and, per layer, ``layers.{i}.`` + one of ``attn_norm``, ``q``, ``k``,
-``v``, ``o``, ``q_norm``, ``k_norm``, ``post_attn_norm``, ``ffn_norm``, ``gate``, ``up``, ``down``,
+Canonical names: ``embed``, ``final_norm`` and, per layer, ``layers.{i}.`` + one of ``attn_norm``, ``q``,
+``k``, ``v``, ``o``, ``q_norm``, ``k_norm``, ``post_attn_norm``, ``ffn_norm``, ``gate``, ``up``, ``down``,
 ``post_ffn_norm``. Everything is memory-mapped: only rows that are asked for become float32.
 """
 
@@ -225,7 +225,7 @@ class _Stored:
         if span.kind not in KINDS:
             raise CheckpointError(f"{self.path}: tensor {self.name} has the unsupported type {span.kind}")
         if len(span.shape) == 1 and KINDS[span.kind].unpack is not None:
-            raise CheckpointError(f"{self.path}: vector {self.name} is stored as {span.kind} blocks, expected floats")
+            raise CheckpointError(f"{self.path}: vector {self.name} is stored in {span.kind} blocks")
         width = row_bytes(span.kind, 1 if len(span.shape) == 1 else span.shape[1])
         raw: NDArray[np.uint8] = np.frombuffer(self.mapping, np.uint8, span.nbytes, span.offset)
         return MappedTensor(name, span.shape, span.kind, raw.reshape(span.shape[0], width))
@@ -244,7 +244,7 @@ def _open_gguf(path: Path) -> MappedCheckpoint:
         elif name == "output.weight":
             head = entry
         else:
-            raise CheckpointError(f"{path}: tensor {name} is unknown: this {config.family} variant is not supported")
+            raise CheckpointError(f"{path}: tensor {name} is unknown: a variant not supported")
     if "embed" in stored:
         config = _padded(config, stored["embed"])
     tensors = _resolve(config, stored, path)
@@ -278,7 +278,7 @@ def _open_hf(path: Path) -> MappedCheckpoint:
                 head = entry
             elif canonical is not None:
                 if canonical in stored:
-                    raise CheckpointError(f"{file.path}: tensor {name} occurs twice (also {stored[canonical].name})")
+                    raise CheckpointError(f"{file.path}: {name} repeats {stored[canonical].name}")
                 stored[canonical] = entry
     tensors = _resolve(config, stored, path)
     if head is None and raw_config.get("tie_word_embeddings") is False:
@@ -321,13 +321,14 @@ def _resolve(config: GemmaConfig, stored: Mapping[str, _Stored], path: Path) -> 
             raise CheckpointError(f"{path}: tensor {name} is missing")
         if entry.span.shape != shape:
             raise CheckpointError(
-                f"{entry.path}: tensor {entry.name} has shape {list(entry.span.shape)}, expected {list(shape)}"
+                f"{entry.path}: tensor {entry.name} has shape {list(entry.span.shape)}, not {list(shape)}"
             )
         tensors[name] = entry.mapped(name)
     extra = set(stored) - set(tensors)
     if extra:
         entry = stored[min(extra)]
-        raise CheckpointError(f"{entry.path}: tensor {entry.name} is not part of a {config.num_layers}-layer {config.family}")
+        model = f"{config.num_layers}-layer {config.family}"
+        raise CheckpointError(f"{entry.path}: tensor {entry.name} is not part of a {model}")
     return tensors
 
 
@@ -347,4 +348,6 @@ def _check_head(embed: MappedTensor, head: _Stored | None) -> None:
             if not same:
                 break
     if not same:
-        raise CheckpointError(f"{head.path}: {head.name} differs from the embedding; untied heads are not supported")
+        raise CheckpointError(
+            f"{head.path}: {head.name} differs from the embedding: untied heads are unsupported"
+        )

@@ -23,7 +23,7 @@ Floats = NDArray[np.float32]
 class BlockWeights:
     """Rows [N] over K inputs as ONNX Runtime's MatMulNBits and GatherBlockQuantized read them.
 
-    ``value = scale * (quant - zero_point)``; the zero point is ``2 ** (bits - 1)`` where ``zero_points`` is absent.
+    ``value = scale * (quant - zero_point)``; without ``zero_points`` it is ``2 ** (bits - 1)``.
     """
 
     bits: int
@@ -54,7 +54,7 @@ class BlockWeights:
 
 
 def pack_nibbles(levels: Bytes) -> Bytes:
-    """[..., n] values 0..15 -> [..., ceil(n / 2)], the lower nibble first; an odd tail gets an empty upper nibble."""
+    """[..., n] values 0..15 -> [..., ceil(n / 2)], lower nibble first; an odd tail is filled with 0."""
     if levels.shape[-1] % 2:
         levels = np.concatenate([levels, np.zeros((*levels.shape[:-1], 1), np.uint8)], axis=-1)
     return levels[..., 0::2] | (levels[..., 1::2] << np.uint8(4))
@@ -125,8 +125,8 @@ def _q5_1(raw: Bytes) -> _Unpacked:
 def _scale_and_min(raw: Bytes) -> tuple[Floats, Floats]:
     """Head of Q4_K and Q5_K, [N, S, 16] -> scales and offsets [N, 8 S].
 
-    Two float16 super-scales, then eight 6-bit scales and eight 6-bit minima: the first four of each in the low
-    six bits of bytes 0..7, the rest as nibbles of bytes 8..11 topped up by the two spare bits of bytes 0..7.
+    Two float16 super-scales, then eight 6-bit scales and eight 6-bit minima: the first four of each in the
+    low six bits of bytes 0..7, the rest as nibbles of bytes 8..11 and the two spare bits of bytes 0..7.
     """
     first, second, third = raw[..., 4:8], raw[..., 8:12], raw[..., 12:16]
     top = np.uint8(0x30)
@@ -306,8 +306,8 @@ def _carry_affine(blocks: _Unpacked, top: int) -> BlockWeights:
     """8-bit blocks for ``value = scale * level + offset`` with levels 0..top.
 
     The levels are spread by a whole factor n, which makes the grid of possible offsets n times finer:
-    ``(n * level + shift - zero) * scale / n`` with ``zero - shift = round(-offset * n / scale)``. The error is
-    the rounding of that one number, a constant over the block; n is chosen per block to make it least.
+    ``(n * level + shift - zero) * scale / n`` with ``zero - shift = round(-offset * n / scale)``. The error
+    is the rounding of that one number, a constant over the block; n is chosen per block to make it least.
     """
     assert blocks.offsets is not None
     scales, offsets = blocks.scales, blocks.offsets
@@ -333,13 +333,15 @@ def _carry_affine(blocks: _Unpacked, top: int) -> BlockWeights:
     return BlockWeights(8, levels.shape[-1], levels, carried, zeros, error)
 
 
-def _round_the_rest(original: Floats, which: NDArray[np.bool_], levels: Bytes, zeros: Bytes, scales: Floats) -> None:
-    """Requantise in place the blocks that are constant, or so far from zero that no zero point reaches them."""
+def _round_the_rest(
+    original: Floats, which: NDArray[np.bool_], levels: Bytes, zeros: Bytes, scales: Floats
+) -> None:
+    """Requantise in place the blocks that are constant, or too far from zero for any zero point."""
     if not which.any():
         return
     values = original[which]
     peak = np.take_along_axis(values, np.abs(values).argmax(-1, keepdims=True), -1)[:, 0]
-    # Signed scale: the extreme value lands on +127 exactly, and so a constant block stays exact but for one rounding.
+    # Signed scale: the extreme value lands on +127, so a constant block is exact but for one rounding.
     scale = peak / np.float32(127)
     safe = np.where(scale == 0, np.float32(1), scale)
     levels[which] = (np.rint(values / safe[:, None]) + 128).astype(np.uint8)

@@ -1,7 +1,7 @@
 """What a Gemma 2 or 3 text graph needs to know. Knows no tensors and opens no files.
 
-Two dialects say the same: the ``config.json`` of a Hugging Face checkpoint (old keys, and the ``layer_types`` /
-``rope_parameters`` keys of transformers 5) and the metadata of a GGUF file. Whatever this graph could not
+Two dialects say the same: the ``config.json`` of a Hugging Face checkpoint (old keys, and the ``layer_types``
+and ``rope_parameters`` keys of transformers 5) and the metadata of a GGUF file. Whatever this graph could not
 reproduce is refused here, by name, before a tensor is read.
 """
 
@@ -20,6 +20,7 @@ _GLOBAL_ROPE_THETA = 1_000_000.0
 _GEMMA3_PATTERN = 6
 _GEMMA2_PATTERN = 2
 _MAX_LAYERS = 1024
+_LAYER_TYPES = {"sliding_attention", "full_attention"}
 
 # Defaults of transformers' Gemma2Config and Gemma3TextConfig: published configs leave such keys out.
 _HF_DEFAULTS: dict[str, dict[str, object]] = {
@@ -98,13 +99,11 @@ class GemmaConfig:
     eos_ids: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        for field in ("vocab_size", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_size", "max_position"):
-            if getattr(self, field) <= 0:
-                raise CheckpointError(f"{self.name}: {field} is {getattr(self, field)}, must be positive")
         if not self.layers:
             raise CheckpointError(f"{self.name}: the model has no layers")
         if self.num_heads % self.num_kv_heads:
-            raise CheckpointError(f"{self.name}: {self.num_heads} heads do not share {self.num_kv_heads} KV heads evenly")
+            uneven = f"{self.num_heads} heads do not share {self.num_kv_heads} KV heads evenly"
+            raise CheckpointError(f"{self.name}: {uneven}")
 
     @property
     def num_layers(self) -> int:
@@ -135,7 +134,7 @@ def _from_hf(config: Mapping[str, object], generation: Mapping[str, object], nam
     family = _hf_family(config, name)
     nested = config.get("text_config")
     given = nested if isinstance(nested, Mapping) else config
-    read = _Reader(_HF_DEFAULTS[family] | {key: value for key, value in given.items()}, name)
+    read = _Reader(_HF_DEFAULTS[family] | dict(given), name)
     _refuse_hf_features(config, read)
     layers = _depth(read, "num_hidden_layers")
     hidden = read.size("hidden_size")
@@ -169,11 +168,11 @@ def _hf_family(config: Mapping[str, object], name: str) -> str:
     if isinstance(architectures, Sequence) and not isinstance(architectures, str) and architectures:
         found = str(architectures[0])
         if found not in _HF_ARCHITECTURES:
-            raise CheckpointError(f"{name}: architecture {found} is not supported (Gemma 2 and 3 text models are)")
+            raise CheckpointError(f"{name}: architecture {found} is not supported (Gemma 2 and 3 are)")
         return _HF_ARCHITECTURES[found]
     model_type = str(config.get("model_type"))
     if model_type not in _HF_FAMILY:
-        raise CheckpointError(f"{name}: model_type {model_type} is not supported (gemma2, gemma3, gemma3_text are)")
+        raise CheckpointError(f"{name}: model_type {model_type} is not supported (Gemma 2 and 3 are)")
     return _HF_FAMILY[model_type]
 
 
@@ -181,7 +180,7 @@ def _refuse_hf_features(config: Mapping[str, object], read: _Reader) -> None:
     quantization = config.get("quantization_config") or read.get("quantization_config")
     if quantization:
         method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
-        raise CheckpointError(f"{read.name}: quantised checkpoint ({method}); export needs bf16/fp16/fp32 or GGUF")
+        raise CheckpointError(f"{read.name}: already quantised ({method}); export needs floats or GGUF")
     activation = read.get("hidden_activation") or read.get("hidden_act") or "gelu_pytorch_tanh"
     if activation != "gelu_pytorch_tanh":
         raise CheckpointError(f"{read.name}: activation {activation} is not supported (gelu_pytorch_tanh is)")
@@ -195,7 +194,8 @@ def _hf_layers(read: _Reader, family: str, count: int) -> tuple[LayerConfig, ...
     sliding, full = _hf_rope(read, family)
     window = read.size("sliding_window") if "sliding_attention" in types else None
     return tuple(
-        LayerConfig(window, *sliding) if kind == "sliding_attention" else LayerConfig(None, *full) for kind in types
+        LayerConfig(window, *sliding) if kind == "sliding_attention" else LayerConfig(None, *full)
+        for kind in types
     )
 
 
@@ -209,7 +209,7 @@ def _hf_layer_types(read: _Reader, family: str, count: int) -> list[str]:
         return ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(count)]
     if not isinstance(types, list) or len(types) != count:
         raise CheckpointError(f"{read.name}: layer_types must be a list of {count} entries")
-    unknown = set(map(str, types)) - {"sliding_attention", "full_attention"}
+    unknown = set(map(str, types)) - _LAYER_TYPES
     if unknown:
         raise CheckpointError(f"{read.name}: layer type {min(unknown)} is not supported")
     return [str(kind) for kind in types]
@@ -218,7 +218,7 @@ def _hf_layer_types(read: _Reader, family: str, count: int) -> list[str]:
 def _hf_rope(read: _Reader, family: str) -> tuple[tuple[float, float], tuple[float, float]]:
     """((theta, linear factor) of sliding layers, the same of full layers)."""
     parameters = read.get("rope_parameters")
-    if isinstance(parameters, Mapping) and ("full_attention" in parameters or "sliding_attention" in parameters):
+    if isinstance(parameters, Mapping) and not parameters.keys().isdisjoint(_LAYER_TYPES):
         return (
             _rope(read, parameters.get("sliding_attention"), _LOCAL_ROPE_THETA),
             _rope(read, parameters.get("full_attention"), _GLOBAL_ROPE_THETA),
@@ -360,7 +360,7 @@ class _Reader:
         return value
 
     def as_number(self, key: str, value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
             raise CheckpointError(f"{self.name}: {key} must be a positive number, found {value!r}")
         # GGUF stores float32: 1e-6 comes back as 9.99999997e-07 unless its shortest spelling is taken.
         near = float(str(np.float32(value)))

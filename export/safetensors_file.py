@@ -28,7 +28,7 @@ _SINGLE = "model.safetensors"
 class SafetensorsFile:
     path: Path
     tensors: dict[str, Span]
-    """A tensor of a dtype other than F32, F16 and BF16 keeps that dtype as its kind, for the error message."""
+    """Other dtypes than F32, F16 and BF16 stay as their own kind, for the error message."""
     mapping: mmap.mmap
 
 
@@ -61,7 +61,7 @@ def open_safetensors(path: Path) -> SafetensorsFile:
         raise CheckpointError(f"{path}: truncated: {size} bytes are too few for a safetensors header")
     header_bytes = int(struct.unpack("<Q", mapping[:8])[0])
     if header_bytes > min(size - 8, _MAX_HEADER_BYTES):
-        raise CheckpointError(f"{path}: truncated or not safetensors: a header of {header_bytes} bytes in {size}")
+        raise CheckpointError(f"{path}: truncated, or not safetensors (header of {header_bytes} bytes)")
     try:
         header = json.loads(mapping[8 : 8 + header_bytes])
     except (ValueError, RecursionError) as error:
@@ -70,14 +70,15 @@ def open_safetensors(path: Path) -> SafetensorsFile:
         raise CheckpointError(f"{path}: the safetensors header must be a JSON object")
     header.pop("__metadata__", None)
     start = 8 + header_bytes
-    return SafetensorsFile(path, {name: _span(path, name, entry, start, size) for name, entry in header.items()}, mapping)
+    tensors = {name: _span(path, name, entry, start, size) for name, entry in header.items()}
+    return SafetensorsFile(path, tensors, mapping)
 
 
 def open_shards(directory: Path) -> list[SafetensorsFile]:
     """Every shard of a Hugging Face directory: by its index, else ``model.safetensors``, else all of them.
 
     Raises:
-        CheckpointError: none there, a shard of the index is missing, or lacks a tensor that the index places in it.
+        CheckpointError: none there, a shard is missing, or lacks a tensor that the index places in it.
     """
     index_path = directory / _INDEX
     if index_path.is_file():
@@ -101,7 +102,7 @@ def _indexed(directory: Path, index_path: Path) -> list[SafetensorsFile]:
         if name not in files:
             files[name] = open_safetensors(directory / name)
         if tensor not in files[name].tensors:
-            raise CheckpointError(f"{directory / name}: tensor {tensor} is missing (the index places it there)")
+            raise CheckpointError(f"{directory / name}: tensor {tensor} of the index is missing")
     return list(files.values())
 
 
@@ -113,13 +114,13 @@ def _span(path: Path, name: str, entry: object, start: int, size: int) -> Span:
         raise CheckpointError(f"{path}: the header entry of tensor {name} is malformed")
     begin, end = offsets
     if begin > end or start + end > size:
-        raise CheckpointError(f"{path}: truncated: tensor {name} ends at byte {start + end}, the file has {size}")
+        raise CheckpointError(f"{path}: truncated: tensor {name} ends at {start + end} of {size} bytes")
     if kind in _KINDS:
         count = 1
         for length in shape:
             count *= length
         if end - begin != row_bytes(kind, count):
-            raise CheckpointError(f"{path}: tensor {name} holds {end - begin} bytes, its shape {shape} needs another number")
+            raise CheckpointError(f"{path}: tensor {name} of shape {shape} cannot have {end - begin} bytes")
     return Span(kind, tuple(shape), start + begin, end - begin)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from edge_runtime.errors import CheckpointError
 from export.gguf_blocks import KINDS, BlockWeights, carry, dequantise, pack_nibbles, row_bytes, unpack_nibbles
 
