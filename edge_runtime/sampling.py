@@ -27,7 +27,7 @@ MASS_SLACK = 1e-5
 """Relative doubt in a mass computed from an engine's float32 log-sum-exp."""
 
 _FIRST_CUT = 1024
-"""Rows of a full vocabulary that are sorted before top_p asks for more."""
+"""Tokens of a full row that are sorted before top_p asks for more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,19 +175,16 @@ def law_from_logits(logits: Logits, params: SamplingParams) -> Distribution:
         weights = _weights(logits, top, params)
         ids = np.flatnonzero(weights >= params.min_p if params.min_p > 0.0 else weights > 0.0)
         return _normalised(ids, weights[ids])
-    if limit < vocab_size:
-        ids = _falling(logits, limit)
-        total: float | None = None
-    else:
-        ids = _falling(logits, min(_FIRST_CUT, vocab_size))
-        total = None if len(ids) == vocab_size else float(_weights(logits, top, params).sum())
-    weights = _weights(logits[ids], top, params)
-    cumulative = weights.cumsum()
-    size = _size_by_top_p(cumulative, total, params)
-    if size > len(ids):
-        ids = _falling(logits, vocab_size)
+    total = float(_weights(logits, top, params).sum()) if limit == vocab_size > _FIRST_CUT else None
+    cut = limit if total is None else _FIRST_CUT
+    while True:
+        ids = _falling(logits, cut)
         weights = _weights(logits[ids], top, params)
-        size = min(vocab_size, _size_by_top_p(weights.cumsum(), total, params))
+        size = _size_by_top_p(weights.cumsum(), total, params)
+        if size <= cut or cut == vocab_size:
+            break
+        cut = min(16 * cut, vocab_size)
+    size = min(size, cut)  # rounding may leave even all tokens short of top_p
     size = min(size, _size_by_min_p(weights, params))
     return _by_id(ids[:size], weights[:size])
 
