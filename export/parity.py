@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import yaml
+from edge_runtime.text.tokenizer import Tokenizer
 from numpy.typing import NDArray
 
 from edge_runtime.bundle import TARGET, Manifest
 from edge_runtime.engines.ort import OrtEngine, OrtSettings
 from edge_runtime.engines.protocol import Engine, HeadRequest, StepInput
-from edge_runtime.text.tokenizer import Tokenizer
 
 from .checkpoint import Checkpoint
 from .reference import Reference

@@ -129,7 +129,9 @@ class OrtEngine:
         return _cut(readout[1], pad, request.stop - request.first, request.gather_ids is not None)
 
     def logits(self, row: int) -> Floats:
-        return self._arrays.logits.host(self._first_logits_row + row + 1)[self._first_logits_row + row]
+        index = self._first_logits_row + row
+        logits: Floats = self._arrays.logits.host(index + 1)[index]
+        return logits
 
     def close(self) -> None:
         self._body_bindings.clear()

@@ -181,26 +181,26 @@ class _Speller:
 
     def _linear(self, op: Linear) -> None:
         parts = self._spelling.weights[op.weights]
-        x = op.x
-        half = self._spelling.half and op.x not in self._half_values
-        if half:
-            x = self._node("Cast", [x], f"{op.out}.x", to=TensorProto.FLOAT16)
-        outs = [op.out] if len(parts) == 1 else [f"{op.out}.{i}" for i in range(len(parts))]
-        keep_half = self._spelling.half and op.out.startswith("qkv")
-        if self._spelling.half and not keep_half:
-            outs = [f"{out}.f16" for out in outs]
-        for part, out in zip(parts, outs, strict=True):
-            self._product(part, x, out, "+".join(op.weights) + (f".{out}" if len(parts) > 1 else ""))
-        joined = outs[0]
+        x = self._as_half(op.x) if self._spelling.half else op.x
+        # In half precision the cache takes q, k and v as they come; everything else goes back to the float32 stream.
+        widen = self._spelling.half and not op.weights[0].endswith(".q")
+        result = f"{op.out}.f16" if widen else op.out
+        outs = [result] if len(parts) == 1 else [f"{result}.{i}" for i in range(len(parts))]
+        name = "+".join(op.weights)
+        for i, (part, out) in enumerate(zip(parts, outs, strict=True)):
+            self._product(part, x, out, name if len(parts) == 1 else f"{name}.{i}")
         if len(parts) > 1:
-            joined = self._node("Concat", outs, op.out if not self._spelling.half or keep_half else f"{op.out}.f16", axis=-1)
-        if self._spelling.half and not keep_half:
-            self._node("Cast", [joined], op.out, to=TensorProto.FLOAT)
+            self._node("Concat", outs, result, axis=-1)
+        if widen:
+            self._node("Cast", [result], op.out, to=TensorProto.FLOAT)
 
-    @property
-    def _half_values(self) -> set[str]:
-        """Values already in float16: what attention returns."""
-        return {f"att{i}" for i in range(len(self._graph.kv_layers))}
+    def _as_half(self, x: str) -> str:
+        if x.startswith("att"):  # what attention returns is float16 already
+            return x
+        half = f"{x}.f16in"
+        if not any(half in node.output for node in self._nodes):
+            self._node("Cast", [x], half, to=TensorProto.FLOAT16)
+        return half
 
     def _product(self, part: Stored, x: str, out: str, name: str) -> None:
         if isinstance(part, Dense):

@@ -26,7 +26,8 @@ def spell_readout(vocab_size: int, candidates: int, token_ids: NDArray[np.int64]
     ``token_ids`` [V] maps the rows of a reduced head to token ids; argmax and candidate_ids are token ids.
     """
     graph = _Nodes()
-    rows = _grouped_top(graph, vocab_size, candidates) if _groups(vocab_size) >= candidates else _plain_top(graph, candidates)
+    grouped = _groups(vocab_size) >= candidates
+    rows = _grouped_top(graph, vocab_size, candidates) if grouped else _plain_top(graph, candidates)
     if token_ids is not None:
         rows = graph.node("Gather", [graph.constant("token_ids", token_ids), rows], "mapped_rows")
     graph.node("Identity", [rows], "candidate_ids")
@@ -34,17 +35,24 @@ def spell_readout(vocab_size: int, candidates: int, token_ids: NDArray[np.int64]
     graph.node("Squeeze", [first, graph.ints("axis1", [1])], "argmax")
     _logsumexp(graph)
     graph.node("GatherElements", ["logits", "gather_rows"], "gathered", axis=1)
-    floats, ints = TensorProto.FLOAT, TensorProto.INT64
-    inputs = [("logits", floats, ["rows", vocab_size]), ("inverse_temperature", floats, [])]
-    inputs.append(("gather_rows", ints, ["rows", "gathered"]))
-    outputs = [("argmax", ints, ["rows"]), ("candidate_ids", ints, ["rows", candidates])]
-    outputs += [("candidate_logits", floats, ["rows", candidates]), ("logsumexp", floats, ["rows"])]
-    outputs.append(("gathered", floats, ["rows", "gathered"]))
+    floats, ints, value = TensorProto.FLOAT, TensorProto.INT64, helper.make_tensor_value_info
+    inputs = [
+        value("logits", floats, ["rows", vocab_size]),
+        value("inverse_temperature", floats, []),
+        value("gather_rows", ints, ["rows", "gathered"]),
+    ]
+    outputs = [
+        value("argmax", ints, ["rows"]),
+        value("candidate_ids", ints, ["rows", candidates]),
+        value("candidate_logits", floats, ["rows", candidates]),
+        value("logsumexp", floats, ["rows"]),
+        value("gathered", floats, ["rows", "gathered"]),
+    ]
     body = helper.make_graph(
         graph.nodes,
         "readout",
-        [helper.make_tensor_value_info(*value) for value in inputs],
-        [helper.make_tensor_value_info(*value) for value in outputs],
+        inputs,
+        outputs,
         list(graph.initializers.values()),
     )
     opsets = [helper.make_opsetid("", OPSET)]
@@ -77,9 +85,8 @@ def _groups(vocab_size: int) -> int:
 
 
 def _plain_top(graph: _Nodes, candidates: int) -> str:
-    return graph.node(
-        "TopK", ["logits", graph.ints("candidates", [candidates])], "candidate_logits", ("top_rows",), axis=-1
-    ) and "top_rows"
+    graph.node("TopK", ["logits", graph.ints("candidates", [candidates])], "candidate_logits", ("top_rows",), axis=-1)
+    return "top_rows"
 
 
 def _grouped_top(graph: _Nodes, vocab_size: int, candidates: int) -> str:

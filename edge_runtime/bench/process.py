@@ -1,0 +1,60 @@
+"""Starts peers in processes of their own and talks to them. Knows no figure."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ..errors import EngineError
+
+
+class PeerProcess:
+    """A peer that answers one request at a time; a context manager."""
+
+    def __init__(self, kind: str, source: Path, threads: int, context: int) -> None:
+        self.kind = kind
+        read_fd, write_fd = os.pipe()
+        command = [sys.executable, "-m", "edge_runtime.bench.worker", kind, str(source), str(threads), str(context)]
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
+        self._process = subprocess.Popen(
+            [*command, str(write_fd)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            pass_fds=(write_fd,),
+            env=environment,
+            text=True,
+        )
+        os.close(write_fd)
+        self._answers = os.fdopen(read_fd, encoding="utf-8")
+        self.load_s = float(self._answer()["load_s"])
+
+    def __enter__(self) -> PeerProcess:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._answers.close()
+        for stream in (self._process.stdin, self._process.stderr):
+            if stream is not None:
+                stream.close()
+
+    def ask(self, what: str, **given: Any) -> Any:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"do": what, **given}) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> Any:
+        line = self._answers.readline()
+        if line:
+            return json.loads(line)
+        assert self._process.stderr is not None
+        said = [text for text in self._process.stderr.read().splitlines() if text.strip()]
+        raise EngineError(f"bench: {self.kind} ended: {said[-1] if said else 'without a word'}")

@@ -1,0 +1,112 @@
+"""The exported graphs against transformers, on tiny random models: the arithmetic, not the weights, is tested."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_models import TinyConfig, export_tiny, run_in_chunks, save_tiny, tiny_engine
+
+from edge_runtime.engines.protocol import HeadRequest, StepInput
+from export.checkpoint import open_checkpoint
+from export.reference import Reference
+
+CONFIGS = {
+    "gemma3-gqa2": TinyConfig(),
+    "gemma3-mqa": TinyConfig(kv_heads=1),
+    "gemma3-mha": TinyConfig(kv_heads=4),
+    "gemma3-scaled-rope": TinyConfig(rope_factor=8.0),
+    "gemma3-vocab-not-by-64": TinyConfig(vocab=500),
+    "gemma3-wide-head": TinyConfig(vocab=8192),
+    "gemma2-gqa2": TinyConfig("gemma2", layers=4),
+    "gemma2-mqa": TinyConfig("gemma2", layers=3, kv_heads=1),
+    "gemma2-mha": TinyConfig("gemma2", layers=2, kv_heads=4),
+}
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TinyConfig]:
+    folder = tmp_path_factory.mktemp(request.param)
+    return save_tiny(folder, CONFIGS[request.param]), CONFIGS[request.param]
+
+
+def _ids(config: TinyConfig, count: int = 48) -> np.ndarray:
+    return np.random.default_rng(7).integers(3, config.vocab, count).astype(np.int64)
+
+
+@pytest.mark.parametrize("sizes", [[48], [1], [5, 1, 3, 7, 2, 11], [16]], ids=str)
+def test_fp32_equals_transformers_past_the_window(
+    tiny: tuple[Path, TinyConfig], tmp_path: Path, sizes: list[int]
+) -> None:
+    source, config = tiny
+    ids = _ids(config)
+    assert len(ids) > 4 * config.window
+    wanted = Reference(open_checkpoint(source)).logits(ids)
+    engine = tiny_engine(*export_tiny(tmp_path, source, precision="fp32"), max_rows=48, max_head_rows=48)
+    found = run_in_chunks(engine, ids, sizes)
+    assert np.abs(found - wanted).max() <= 1e-3
+    assert np.std(wanted) > 0.05, "a model whose logits are all alike proves nothing"
+
+
+def test_rollback_is_a_smaller_position(tiny: tuple[Path, TinyConfig], tmp_path: Path) -> None:
+    source, config = tiny
+    ids = _ids(config)
+    engine = tiny_engine(*export_tiny(tmp_path, source, precision="fp32"), max_rows=48, max_head_rows=48)
+    wanted = run_in_chunks(engine, ids, [48])
+    engine.forward(StepInput(0, ids[:20], 0, None))
+    engine.forward(StepInput(0, np.full(12, 5, np.int64), 20, None))  # a draft that is rejected whole
+    engine.forward(StepInput(0, ids[20:], 20, HeadRequest(0, 28)))
+    found = np.stack([engine.logits(row) for row in range(28)])
+    assert np.abs(found - wanted[20:]).max() <= 1e-4
+
+
+def test_slots_do_not_disturb_each_other(tiny: tuple[Path, TinyConfig], tmp_path: Path) -> None:
+    source, config = tiny
+    ids = _ids(config)
+    engine = tiny_engine(*export_tiny(tmp_path, source, precision="fp32"), slots=2, max_rows=48, max_head_rows=48)
+    wanted = run_in_chunks(engine, ids, [48])
+    rows = []
+    for start in range(0, 48, 4):
+        engine.forward(StepInput(0, ids[start : start + 4], start, HeadRequest(0, 4)))
+        rows += [engine.logits(row).copy() for row in range(4)]
+        engine.forward(StepInput(1, ids[::-1][start : start + 4], start, None))
+    assert np.abs(np.stack(rows) - wanted).max() <= 1e-4
+
+
+def test_readout_says_what_the_logits_say(tiny: tuple[Path, TinyConfig], tmp_path: Path) -> None:
+    source, config = tiny
+    ids = _ids(config, 12)
+    engine = tiny_engine(*export_tiny(tmp_path, source, precision="fp32"), max_head_rows=12)
+    gathered = _ids(config, 12)[::-1].copy()
+    head = engine.forward(StepInput(0, ids, 0, HeadRequest(0, 12, 0.7, gathered))).head
+    assert head is not None and head.gathered is not None
+    for row in range(12):
+        logits = engine.logits(row).astype(np.float64)
+        order = np.argsort(-logits, kind="stable")[: engine.info.candidates]
+        assert head.argmax[row] == logits.argmax()
+        assert np.array_equal(head.candidate_ids[row], order)
+        assert np.allclose(head.candidate_logits[row], logits[order])
+        assert np.isclose(head.logsumexp[row], np.log(np.exp(0.7 * logits).sum()), atol=1e-5)
+        assert np.isclose(head.gathered[row], logits[gathered[row]])
+
+
+def test_padding_rows_of_the_vocabulary_are_dropped(tiny: tuple[Path, TinyConfig], tmp_path: Path) -> None:
+    source, config = tiny
+    vocab = config.vocab - 20
+    engine = tiny_engine(*export_tiny(tmp_path, source, precision="fp32", vocab_size=vocab), max_head_rows=12)
+    found = run_in_chunks(engine, _ids(config, 12) % vocab, [12])
+    wanted = Reference(open_checkpoint(source)).logits(_ids(config, 12) % vocab)
+    assert found.shape == (12, vocab)
+    assert np.abs(found - wanted[:, :vocab]).max() <= 1e-3
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8", "int4"])
+def test_smaller_precisions_stay_close(tiny: tuple[Path, TinyConfig], tmp_path: Path, precision: str) -> None:
+    source, config = tiny
+    ids = _ids(config)
+    wanted = Reference(open_checkpoint(source)).logits(ids)
+    engine = tiny_engine(*export_tiny(tmp_path, source, precision=precision), max_rows=48, max_head_rows=48)
+    found = run_in_chunks(engine, ids, [16])
+    allowed = {"fp16": 0.02, "int8": 0.1, "int4": 0.6}[precision]
+    assert np.abs(found - wanted).std() <= allowed * wanted.std()
