@@ -45,11 +45,25 @@ class KvLayer:
 class Tensor:
     """One line of the I/O table. A symbolic dimension is a string: rows, capacity, gathered."""
 
-    graph: Literal["body", "head", "readout"]
+    graph: Literal["body", "head", "readout", "screen", "rescore"]
     direction: Literal["in", "out"]
     name: str
     dtype: str
     shape: tuple[int | str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """A second way through the head: a coarse 4-bit table finds the best rows, the exact one scores them again.
+
+    It reads half the bytes. Candidates and gathered logits are exact; what is left of the log-sum-exp is the coarse
+    table's.
+    """
+
+    head: str
+    readout: str
+    rescored: int
+    """Rows that are scored again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +76,7 @@ class Model:
     """Graph: hidden rows -> logits, which stay in a buffer of the engine."""
     readout: str
     """Graph: logits -> argmax, candidates, log-sum-exp, gathered logits."""
+    screen: Screen | None
     weights: tuple[str, ...]
     precision: str
     accuracy_level: int
@@ -190,6 +205,7 @@ def _refuse_unlisted(path: Path, manifest: Manifest) -> None:
     used += [manifest.chat_template] if manifest.chat_template else []
     for model in manifest.models.values():
         used += [model.body, model.head, model.readout, *model.weights]
+        used += [model.screen.head, model.screen.readout] if model.screen else []
         used += [model.token_ids] if model.token_ids else []
     missing = sorted(set(used) - listed)
     if missing:

@@ -23,7 +23,16 @@ from edge_runtime.schema import structure
 from .recipe import ExportRecipe, explain, read_recipe
 
 ProgressCall = Callable[[str, int, int], None]
-_OVERRIDES = ("source", "output", "precision", "head_precision", "accuracy_level", "block_size", "max_context", "calibration")
+_OVERRIDES = (
+    "source",
+    "output",
+    "precision",
+    "head_precision",
+    "accuracy_level",
+    "block_size",
+    "max_context",
+    "calibration",
+)
 
 
 @click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})
@@ -47,7 +56,12 @@ def main() -> None:
 @click.option("--vocab-rows", type=int, help="Draft: keep the R most frequent head rows.")
 @click.option("--overwrite", is_flag=True, help="Replace an existing bundle.")
 def export(
-    recipe: Path | None, draft_source: str | None, layers: int | None, vocab_rows: int | None, overwrite: bool, **given: Any
+    recipe: Path | None,
+    draft_source: str | None,
+    layers: int | None,
+    vocab_rows: int | None,
+    overwrite: bool,
+    **given: Any,
 ) -> None:
     """Export by a RECIPE (YAML), by options, or by a recipe with options on top."""
     overrides = {key: given[key] for key in _OVERRIDES if given.get(key) is not None}
@@ -110,7 +124,9 @@ def parity(bundle: Path, reference: Path, text: Path | None, greedy: bool, deter
         click.echo(json.dumps(asdict(found)))
         return
     model = manifest.model("target")
-    table = Table(title=f"{bundle} ({model.precision}, accuracy level {model.accuracy_level}) against transformers fp32")
+    table = Table(
+        title=f"{bundle} ({model.precision}, accuracy level {model.accuracy_level}) against transformers fp32"
+    )
     table.add_column("figure")
     table.add_column("value", justify="right")
     table.add_row("predictions", str(found.tokens))

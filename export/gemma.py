@@ -14,9 +14,7 @@ from .model_config import GemmaConfig
 def describe(config: GemmaConfig, num_layers: int | None = None) -> Graph:
     """The graph of ``config``, or of its first ``num_layers`` layers (a draft pruned from the same checkpoint)."""
     depth = config.num_layers if num_layers is None else num_layers
-    kv_layers = tuple(
-        KvLayer(config.num_kv_heads, config.head_dim, config.layers[i].window) for i in range(depth)
-    )
+    kv_layers = tuple(KvLayer(config.num_kv_heads, config.head_dim, config.layers[i].window) for i in range(depth))
     body: list[Op] = [
         Embed("x0", Graph.EMBED, config.embed_scale),
         RmsNorm("a0", "x0", "layers.0.attn_norm"),

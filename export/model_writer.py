@@ -10,14 +10,14 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from edge_runtime.bundle import Model, Tensor
+from edge_runtime.bundle import Model, Screen, Tensor
 
 from .checkpoint import Checkpoint, effective_norm
 from .dialects.ort import Spelling, spell_body, spell_head
-from .dialects.ort_readout import spell_readout
+from .dialects.ort_readout import SCREENED, Rescore, spell_readout, spell_screened_readout
 from .gemma import describe
 from .graph import AddNorm, Attention, Graph, Linear, RmsNorm
-from .precision import Rounding, precision_notes, store_product
+from .precision import Rounding, precision_notes, rounding_of, store_product
 from .recipe import ExportRecipe, Precision
 from .weights import Blocks, Region, Stored, WeightFile
 
@@ -27,6 +27,9 @@ Progress = Callable[[str, int, int], None]
 _SPARE_POSITIONS = 8
 """Rotary rows behind the context: the padded row of the deterministic mode stands there."""
 
+
+_SCREEN = ("screen",)
+_SCREEN_BLOCK = 64
 
 Weights = Mapping[tuple[str, ...], tuple[Stored, ...]]
 """By the names of a product; the key ("head",) is a reduced head."""
@@ -64,14 +67,22 @@ def write_model(directory: Path, plan: ModelPlan, recipe: ExportRecipe, progress
         spelling = body_spelling(file, graph, plan, recipe, progress)
     weights, half = spelling.weights, spelling.half
     # A reduced head is a table of its own; the embedding keeps all rows, since any token may be fed.
-    head_spelling = spelling
-    if plan.token_ids is not None:
-        head_spelling = replace(spelling, weights={(Graph.EMBED,): weights[("head",)]})
+    head_key = ("head",) if plan.token_ids is not None else (Graph.EMBED,)
+    candidates = min(recipe.candidates, plan.vocab_size)
     graphs = {
         "body": spell_body(graph, spelling),
-        "head": spell_head(graph, head_spelling, plan.vocab_size),
-        "readout": spell_readout(plan.vocab_size, min(recipe.candidates, plan.vocab_size), plan.token_ids),
+        "head": spell_head(graph, replace(spelling, weights={(Graph.EMBED,): weights[head_key]}), plan.vocab_size),
+        "readout": spell_readout(plan.vocab_size, candidates, plan.token_ids),
     }
+    screen = None
+    if _SCREEN in weights and plan.token_ids is None:
+        screen = Screen(f"{plan.role}.screen.onnx", f"{plan.role}.rescore.onnx", min(SCREENED, plan.vocab_size))
+        (table,) = weights[(Graph.EMBED,)]
+        assert isinstance(table, Blocks)
+        rescore = Rescore(table, plan.checkpoint.config.final_softcap)
+        screen_spelling = replace(spelling, weights={(Graph.EMBED,): weights[_SCREEN]})
+        graphs["screen"] = spell_head(graph, screen_spelling, plan.vocab_size)
+        graphs["rescore"] = spell_screened_readout(plan.vocab_size, candidates, graph.hidden_size, rescore)
     for name, proto in graphs.items():
         onnx.save(proto, directory / f"{plan.role}.{name}.onnx")
     token_ids_file = None
@@ -83,13 +94,14 @@ def write_model(directory: Path, plan: ModelPlan, recipe: ExportRecipe, progress
         body=f"{plan.role}.body.onnx",
         head=f"{plan.role}.head.onnx",
         readout=f"{plan.role}.readout.onnx",
+        screen=screen,
         weights=_weight_files(spelling),
         precision=plan.precision,
         accuracy_level=recipe.accuracy_level if quantised else 0,
         vocab_size=plan.vocab_size,
         token_ids=token_ids_file,
         hidden_size=graph.hidden_size,
-        candidates=min(recipe.candidates, plan.vocab_size),
+        candidates=candidates,
         max_context=recipe.max_context,
         kv_dtype="float16" if half else "float32",
         layers=graph.kv_layers,
@@ -122,14 +134,19 @@ def _store_products(
     sizes = {names: sum(4 * int(np.prod(checkpoint.tensor(n).shape)) for n in names) for names in products}
     total = sum(sizes.values()) + 4 * int(np.prod(table.shape))
     progress(plan.role, 0, total)
+    # Rows of padding behind the tokenizer's ids are dropped: they could be drawn, and no text stands for them.
+    padded = plan.token_ids is None and table.shape[0] != plan.vocab_size
+    kept = np.arange(plan.vocab_size) if padded else None
     if (Graph.EMBED,) not in stored:
-        # Rows of padding behind the tokenizer's ids are dropped: they could be drawn, and no text stands for them.
-        padded = plan.token_ids is None and table.shape[0] != plan.vocab_size
-        kept = np.arange(plan.vocab_size) if padded else None
         stored[(Graph.EMBED,)] = store_product(file, [table], plan.head_precision, recipe, table=True, row_ids=kept)
     if plan.token_ids is not None:
         stored[("head",)] = store_product(
             file, [table], plan.head_precision, recipe, table=True, row_ids=plan.token_ids
+        )
+    if _wants_screen(plan, recipe):
+        coarse = rounding_of("int4", replace(recipe, block_size=_SCREEN_BLOCK, symmetric=False))
+        stored[_SCREEN] = store_product(
+            file, [table], "int4", replace(recipe, block_size=_SCREEN_BLOCK), table=True, row_ids=kept, rounding=coarse
         )
     done = total - sum(sizes.values())
     for names in products:
@@ -140,6 +157,13 @@ def _store_products(
         done += sizes[names]
     progress(plan.role, total, total)
     return stored
+
+
+def _wants_screen(plan: ModelPlan, recipe: ExportRecipe) -> bool:
+    """Where the table has more than 4 bits and is large; a reduced head is small already."""
+    coded = plan.head_precision in ("int8", "exact") and plan.checkpoint.config.hidden_size % _SCREEN_BLOCK == 0
+    blocks = plan.head_precision == "int8" or plan.checkpoint.tensor(Graph.EMBED).raw_blocks(0, 1) is not None
+    return recipe.screen_head and plan.token_ids is None and coded and blocks
 
 
 def _weight_files(spelling: Spelling) -> tuple[str, ...]:
@@ -182,4 +206,3 @@ def _io_table(name: str, proto: onnx.ModelProto) -> Iterator[Tensor]:
             shape = tuple(d.dim_param or d.dim_value for d in tensor.shape.dim)
             dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
             yield Tensor(name, direction, value.name, dtype, shape)  # type: ignore[arg-type]
-

@@ -58,6 +58,9 @@ class ExportRecipe:
         "(2.4 to 87 times slower on a CPU, for reference)",
     )
     block_size: Literal[32, 64, 128] = _key(32, "weights that share a scale, for int8 and int4")
+    screen_head: bool = _key(
+        True, "beside an 8-bit head, a 4-bit copy that finds the best rows, which the 8-bit one then scores exactly"
+    )
     symmetric: bool = _key(False, "int4 without zero points, which TensorRT and the fast CUDA path need")
     half: bool = _key(False, "float16 activations and cache around int8 or int4 weights (for GPUs; implied by fp16)")
     calibration: str | None = _key(None, "text file for int4: its activations weigh the rounding errors (GPTQ)")

@@ -87,7 +87,7 @@ class WeightFile:
         """``array`` at row ``first_row`` of the region's leading dimension."""
         row_bytes = region.length // region.shape[0]
         data = np.ascontiguousarray(array, dtype=region.dtype)
-        view = memoryview(data.reshape(-1).view(np.uint8))
+        view = data.reshape(-1).view(np.uint8).data
         offset = region.offset + first_row * row_bytes
         if offset + len(view) > region.offset + region.length:
             raise ValueError("write past the end of a region")

@@ -110,3 +110,31 @@ def test_smaller_precisions_stay_close(tiny: tuple[Path, TinyConfig], tmp_path: 
     found = run_in_chunks(engine, ids, [16])
     allowed = {"fp16": 0.02, "int8": 0.1, "int4": 0.6}[precision]
     assert np.abs(found - wanted).std() <= allowed * wanted.std()
+
+
+def test_a_screened_head_finds_what_the_full_head_finds(tmp_path: Path) -> None:
+    config = TinyConfig(vocab=65536, layers=2)
+    source = save_tiny(tmp_path / "hf", config)
+    directory, manifest = export_tiny(tmp_path / "b", source, precision="int8", accuracy_level=1)
+    ids = _ids(config, 64)
+    gathered = ids[::-1].copy()
+    heads = {}
+    for way in ("full", "screened"):
+        engine = tiny_engine(directory, manifest, max_rows=64, max_head_rows=64, head=way)
+        output = engine.forward(StepInput(0, ids, 0, HeadRequest(0, 64, 0.8, gathered))).head
+        assert output is not None and output.gathered is not None
+        rows = np.stack([engine.logits(row) for row in range(64)])
+        heads[way] = (output, rows)
+    (full, full_rows), (screened, screened_rows) = heads["full"], heads["screened"]
+    assert np.array_equal(full.argmax, screened.argmax)
+    assert np.array_equal(full.candidate_ids[:, :8], screened.candidate_ids[:, :8])
+    assert np.allclose(full.candidate_logits[:, :8], screened.candidate_logits[:, :8], atol=1e-3)
+    assert full.gathered is not None and screened.gathered is not None
+    assert np.allclose(full.gathered, screened.gathered, atol=1e-3)
+    assert np.abs(full.logsumexp - screened.logsumexp).max() < 0.05
+    # A mended row holds the exact logits of the best and agrees with its own log-sum-exp.
+    best = full.candidate_ids[:, :8]
+    picked = [np.take_along_axis(rows, best, 1) for rows in (full_rows, screened_rows)]
+    assert np.allclose(*picked, atol=1e-3)
+    lse = np.log(np.exp(0.8 * screened_rows.astype(np.float64)).sum(axis=1))
+    assert np.allclose(lse, screened.logsumexp, atol=1e-3)

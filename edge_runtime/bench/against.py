@@ -77,7 +77,10 @@ Samples = dict[str, dict[int, list[float]]]
 
 
 def _rounds(
-    peers: dict[str, PeerProcess], prompts: Sequence[Sequence[int]], plan: Plan, progress: Callable[[str, int, int], None]
+    peers: dict[str, PeerProcess],
+    prompts: Sequence[Sequence[int]],
+    plan: Plan,
+    progress: Callable[[str, int, int], None],
 ) -> Samples:
     samples: Samples = {kind: {rows: [] for rows in (1, *plan.verify_rows)} for kind in peers}
     order = list(peers)

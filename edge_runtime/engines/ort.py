@@ -38,6 +38,8 @@ class OrtSettings:
     """Intra-op threads, 0 = one per physical core as onnxruntime counts them."""
     deterministic: bool = False
     """Never run a lone row: results then do not depend on how many rows run together (see engines docs)."""
+    head: Literal["screened", "full"] = "screened"
+    """Screened: the coarse table first, where the bundle has one (see ``bundle.Screen``)."""
     device: Literal["cpu", "cuda"] = "cpu"
     gpu_memory_bytes: int | None = None
     """Cap of the CUDA arena."""
@@ -67,14 +69,16 @@ class OrtEngine:
             token_ids=self._token_ids,
         )
         # The head first: its table is the largest mapping, and peak memory is what sinks an 8 GB board.
-        self._head = _session(directory / model.head, settings)
+        self._screen = model.screen if settings.head == "screened" else None
+        self._head = _session(directory / (self._screen.head if self._screen else model.head), settings)
         self._body = _session(directory / model.body, settings)
-        self._readout = _session(directory / model.readout, settings)
+        self._readout = _session(directory / (self._screen.readout if self._screen else model.readout), settings)
         self._arrays = _Arrays(model, settings)
         self._cuda = settings.device == "cuda"
         self._body_bindings: dict[tuple[int, int], onnxruntime.IOBinding] = {}
         self._head_bindings: dict[tuple[int, int], onnxruntime.IOBinding] = {}
-        self._readout_bindings: dict[int, tuple[onnxruntime.IOBinding, HeadOutput]] = {}
+        self._readout_bindings: dict[tuple[int, int], _Readout] = {}
+        self._last_readout: _Readout | None = None
         self._rows = 0
         self._first_logits_row = 0
 
@@ -117,20 +121,25 @@ class OrtEngine:
             binding = self._head_bindings[(first, count)] = self._bind_head(first, count)
         self._run(self._head, binding, None)
         self._first_logits_row = pad
-        readout = self._readout_bindings.get(count)
+        readout = self._readout_bindings.get((first, count))
         if readout is None:
-            readout = self._readout_bindings[count] = self._bind_readout(count)
+            readout = self._readout_bindings[(first, count)] = self._bind_readout(first, count)
         arrays = self._arrays
         arrays.inverse_temperature[...] = request.inverse_temperature
         if request.gather_ids is not None:
             arrays.gather_rows[pad : pad + len(request.gather_ids), 0] = self._head_rows(request.gather_ids)
         small = {"inverse_temperature": arrays.inverse_temperature, "gather_rows": arrays.gather_rows[:count]}
-        self._run(self._readout, readout[0], small if self._cuda else None)
-        return _cut(readout[1], pad, request.stop - request.first, request.gather_ids is not None)
+        self._run(self._readout, readout.binding, small if self._cuda else None)
+        self._last_readout = readout
+        return _cut(readout.output, pad, request.stop - request.first, request.gather_ids is not None)
 
     def logits(self, row: int) -> Floats:
         index = self._first_logits_row + row
         logits: Floats = self._arrays.logits.host(index + 1)[index]
+        readout = self._last_readout
+        if readout is not None and readout.rescored_rows is not None and readout.rescored_logits is not None:
+            logits = logits.copy()
+            logits[readout.rescored_rows[index]] = readout.rescored_logits[index]
         return logits
 
     def close(self) -> None:
@@ -180,23 +189,39 @@ class OrtEngine:
         arrays.logits.bind(binding.bind_output, "logits", (count, model.vocab_size))
         return binding
 
-    def _bind_readout(self, count: int) -> tuple[onnxruntime.IOBinding, HeadOutput]:
+    def _bind_readout(self, first: int, count: int) -> _Readout:
         arrays, model = self._arrays, self._model
         binding = self._readout.io_binding()
         arrays.logits.bind(binding.bind_input, "logits", (count, model.vocab_size))
         _bind_host(binding.bind_input, "inverse_temperature", arrays.inverse_temperature, ())
         _bind_host(binding.bind_input, "gather_rows", arrays.gather_rows, (count, 1))
-        outputs = HeadOutput(
-            argmax=np.zeros(count, np.int64),
-            candidate_ids=np.zeros((count, model.candidates), np.int64),
-            candidate_logits=np.zeros((count, model.candidates), np.float32),
-            logsumexp=np.zeros(count, np.float32),
-            gathered=np.zeros((count, 1), np.float32),
-        )
-        for name in ("argmax", "candidate_ids", "candidate_logits", "logsumexp", "gathered"):
-            array = getattr(outputs, name)
+        outputs = {
+            "argmax": np.zeros(count, np.int64),
+            "candidate_ids": np.zeros((count, model.candidates), np.int64),
+            "candidate_logits": np.zeros((count, model.candidates), np.float32),
+            "logsumexp": np.zeros(count, np.float32),
+            "gathered": np.zeros((count, 1), np.float32),
+        }
+        rescored_rows = rescored_logits = None
+        if self._screen is not None:
+            arrays.hidden.bind(binding.bind_input, "hidden", (count, model.hidden_size), first_row=first)
+            rescored_rows = np.zeros((count, self._screen.rescored), np.int64)
+            rescored_logits = np.zeros((count, self._screen.rescored), np.float32)
+            _bind_host(binding.bind_output, "rescored_rows", rescored_rows, rescored_rows.shape)
+            _bind_host(binding.bind_output, "rescored_logits", rescored_logits, rescored_logits.shape)
+        for name, array in outputs.items():
             _bind_host(binding.bind_output, name, array, array.shape)
-        return binding, outputs
+        return _Readout(binding, HeadOutput(**outputs), rescored_rows, rescored_logits)
+
+
+@dataclass(frozen=True, slots=True)
+class _Readout:
+    """A bound readout and the host arrays that it writes."""
+
+    binding: onnxruntime.IOBinding
+    output: HeadOutput
+    rescored_rows: NDArray[np.int64] | None
+    rescored_logits: Floats | None
 
 
 def _cut(output: HeadOutput, first: int, count: int, gathered: bool) -> HeadOutput:

@@ -6,7 +6,7 @@ two integers, no mask; MatMulNBits for block weights; embedding and head read th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -83,6 +83,25 @@ def _value(name: str, dtype: int, shape: Sequence[int | str]) -> onnx.ValueInfoP
     return helper.make_tensor_value_info(name, dtype, list(shape))
 
 
+def external_tensor(name: str, region: Region) -> onnx.TensorProto:
+    """A tensor whose bytes lie in a weight file."""
+    tensor = TensorProto(name=name, data_type=_ONNX_DTYPE[region.dtype], dims=region.shape)
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", region.file), ("offset", region.offset), ("length", region.length)):
+        tensor.external_data.add(key=key, value=str(value))
+    return tensor
+
+
+def block_table(add: Callable[[onnx.TensorProto], str], name: str, table: Blocks) -> list[str]:
+    """The inputs of a GatherBlockQuantized over ``table``, indices left out: the bytes that the head's product reads."""
+    flat = (table.rows, table.columns * table.bits // 8)
+    inputs = [add(external_tensor(name, replace(table.quants, shape=flat)))]
+    inputs.append(add(external_tensor(f"{name}.scales", table.scales)))
+    if table.zero_points is not None:
+        inputs.append(add(external_tensor(f"{name}.zero_points", table.zero_points)))
+    return inputs
+
+
 class _Speller:
     """Collects the nodes and initializers of one graph."""
 
@@ -126,15 +145,12 @@ class _Speller:
         self._initializers.setdefault(name, numpy_helper.from_array(array, name))
         return name
 
+    def _add(self, tensor: onnx.TensorProto) -> str:
+        self._initializers.setdefault(tensor.name, tensor)
+        return tensor.name
+
     def _external(self, name: str, region: Region) -> str:
-        if name not in self._initializers:
-            tensor = TensorProto(name=name, data_type=_ONNX_DTYPE[region.dtype], dims=region.shape)
-            tensor.data_location = TensorProto.EXTERNAL
-            where = {"location": region.file, "offset": region.offset, "length": region.length}
-            for key, value in where.items():
-                tensor.external_data.add(key=key, value=str(value))
-            self._initializers[name] = tensor
-        return name
+        return self._add(external_tensor(name, region))
 
     def _embed(self, op: Embed) -> None:
         (table,) = self._spelling.weights[(op.table,)]
@@ -144,12 +160,8 @@ class _Speller:
             if table.data.dtype == "float16":
                 rows = self._node("Cast", [rows], f"{rows}.f32", to=TensorProto.FLOAT)
         else:
-            flat = (table.rows, table.columns * table.bits // 8)
-            quants = replace(table.quants, shape=flat)
-            inputs = [self._external(op.table, quants), "input_ids"]
-            inputs.append(self._external(f"{op.table}.scales", table.scales))
-            if table.zero_points is not None:
-                inputs.append(self._external(f"{op.table}.zero_points", table.zero_points))
+            quants, *rest = block_table(self._add, op.table, table)
+            inputs = [quants, "input_ids", *rest]
             self._node(
                 "GatherBlockQuantized", inputs, rows, MS,
                 bits=table.bits, block_size=table.block_size, gather_axis=0, quantize_axis=1,
@@ -250,9 +262,7 @@ class _Speller:
         if op.softcap is not None:
             attributes["softcap"] = op.softcap
         outs = [op.out, f"present_key_{i}", f"present_value_{i}"]
-        self._nodes.append(
-            helper.make_node("GroupQueryAttention", inputs, outs, name=op.out, domain=MS, **attributes)
-        )
+        self._nodes.append(helper.make_node("GroupQueryAttention", inputs, outs, name=op.out, domain=MS, **attributes))
 
     def _head_norm(self, x: str, weight: str, heads: int, head_dim: int) -> str:
         """RMS norm of each head; a reshape only where there are several."""

@@ -1,12 +1,13 @@
-"""The readout graph: logits in, a handful of numbers per row out. Knows no model, only the size of its vocabulary.
+"""The readout graphs: logits in, a handful of numbers per row out. Know no model, only the size of its vocabulary.
 
 Copying [T, 262144] logits to Python costs milliseconds; 64 candidates cost microseconds. The candidates come from an
 exact two-stage search: the C largest logits lie in the C groups with the largest maxima, so a vectorised maximum over
-groups of 64 leaves 64 x 64 values to a heap (0.1 ms against 0.5 ms a row for a TopK over everything, measured).
+small groups leaves few values to a heap (0.1 ms against 0.5 ms a row for a TopK over everything, measured).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,21 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from .ort import IR_VERSION, OPSET
+from ..weights import Blocks
+from .ort import IR_VERSION, MS, OPSET, block_table
 
-_GROUP = 64
+GROUP = 64
+SCREENED = 256
+"""Rows that a screened head rescores. On 400 rows of text the true argmax ranked at most 5th in the 4-bit screen and
+all of the true best 64 were among 256 (docs/log.md)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rescore:
+    """The exact table behind a screen: [vocab, hidden] block weights, and the softcap of its logits."""
+
+    table: Blocks
+    softcap: float | None
 
 
 def spell_readout(vocab_size: int, candidates: int, token_ids: NDArray[np.int64] | None) -> onnx.ModelProto:
@@ -26,81 +39,135 @@ def spell_readout(vocab_size: int, candidates: int, token_ids: NDArray[np.int64]
     ``token_ids`` [V] maps the rows of a reduced head to token ids; argmax and candidate_ids are token ids.
     """
     graph = _Nodes()
-    grouped = _groups(vocab_size) >= candidates
-    rows = _grouped_top(graph, vocab_size, candidates) if grouped else _plain_top(graph, candidates)
+    rows = _top(graph, "logits", vocab_size, candidates, "candidate_logits")
     if token_ids is not None:
         rows = graph.node("Gather", [graph.constant("token_ids", token_ids), rows], "mapped_rows")
     graph.node("Identity", [rows], "candidate_ids")
-    first = graph.slice("candidate_ids", "first_id")
-    graph.node("Squeeze", [first, graph.ints("axis1", [1])], "argmax")
-    _logsumexp(graph)
+    graph.node("Squeeze", [graph.first("candidate_ids"), graph.ints("axis1", [1])], "argmax")
+    total = _exp_sum(graph, "logits", "all")
+    _close_logsumexp(graph, total)
     graph.node("GatherElements", ["logits", "gather_rows"], "gathered", axis=1)
-    floats, ints, value = TensorProto.FLOAT, TensorProto.INT64, helper.make_tensor_value_info
-    inputs = [
-        value("logits", floats, ["rows", vocab_size]),
-        value("inverse_temperature", floats, []),
-        value("gather_rows", ints, ["rows", "gathered"]),
-    ]
-    outputs = [
-        value("argmax", ints, ["rows"]),
-        value("candidate_ids", ints, ["rows", candidates]),
-        value("candidate_logits", floats, ["rows", candidates]),
-        value("logsumexp", floats, ["rows"]),
-        value("gathered", floats, ["rows", "gathered"]),
-    ]
-    body = helper.make_graph(
-        graph.nodes,
-        "readout",
-        inputs,
-        outputs,
-        list(graph.initializers.values()),
+    return graph.model(vocab_size, candidates, [], [])
+
+
+def spell_screened_readout(vocab_size: int, candidates: int, hidden_size: int, rescore: Rescore) -> onnx.ModelProto:
+    """As ``spell_readout``, for ``logits`` that a coarse table gave: the best ``SCREENED`` rows of it and the gathered
+    ones are scored again with the exact table. More inputs: hidden [R,H] f32. More outputs: rescored_rows [R,S] i64
+    and rescored_logits [R,S] f32, so that a full row can be mended.
+    """
+    graph = _Nodes()
+    screened = min(SCREENED, vocab_size)
+    rows = _top(graph, "logits", vocab_size, screened, "screen_logits")
+    graph.node("Concat", [rows, "gather_rows"], "wanted_rows", axis=1)
+    table_inputs = block_table(graph.add_initializer, "embed", rescore.table)
+    graph.node(
+        "GatherBlockQuantized", [table_inputs[0], "wanted_rows", *table_inputs[1:]], "wanted_weights", domain=MS,
+        bits=rescore.table.bits, block_size=rescore.table.block_size, gather_axis=0, quantize_axis=1,
+    )  # fmt: skip
+    column = graph.node("Unsqueeze", ["hidden", graph.ints("axis2", [2])], "hidden_column")
+    scores = graph.node("MatMul", ["wanted_weights", column], "wanted_scores")
+    exact = graph.node("Squeeze", [scores, graph.ints("axis2", [2])], "wanted_logits")
+    if rescore.softcap is not None:
+        cap = graph.constant("cap", np.array(rescore.softcap, np.float32))
+        squashed = graph.node("Tanh", [graph.node("Div", [exact, cap], "scaled")], "squashed")
+        exact = graph.node("Mul", [squashed, cap], "capped_logits")
+    graph.cut(exact, 0, screened, "rescored_logits")
+    graph.cut(exact, screened, np.iinfo(np.int64).max, "gathered")
+    graph.node("Identity", [rows], "rescored_rows")
+    count = graph.ints("candidates", [candidates])
+    graph.node("TopK", ["rescored_logits", count], "candidate_logits", ("best",), axis=-1)
+    graph.node("GatherElements", ["rescored_rows", "best"], "candidate_ids", axis=1)
+    graph.node("Squeeze", [graph.first("candidate_ids"), graph.ints("axis1", [1])], "argmax")
+    # All of the screen, less what was rescored, plus the exact values of that.
+    rest = graph.node("Sub", [_exp_sum(graph, "logits", "all"), _exp_sum(graph, "screen_logits", "screen")], "rest")
+    total = graph.node(
+        "Add", [graph.node("Relu", [rest], "rest_sum"), _exp_sum(graph, "rescored_logits", "best")], "total"
     )
-    opsets = [helper.make_opsetid("", OPSET)]
-    return helper.make_model(body, opset_imports=opsets, ir_version=IR_VERSION, producer_name="edge-export")
+    _close_logsumexp(graph, total)
+    value = helper.make_tensor_value_info
+    return graph.model(
+        vocab_size,
+        candidates,
+        [value("hidden", TensorProto.FLOAT, ["rows", hidden_size])],
+        [
+            value("rescored_rows", TensorProto.INT64, ["rows", screened]),
+            value("rescored_logits", TensorProto.FLOAT, ["rows", screened]),
+        ],
+    )
 
 
 class _Nodes:
     def __init__(self) -> None:
-        self.nodes: list[onnx.NodeProto] = []
-        self.initializers: dict[str, onnx.TensorProto] = {}
+        self._nodes: list[onnx.NodeProto] = []
+        self._initializers: dict[str, onnx.TensorProto] = {}
+        self.done: set[str] = set()
 
-    def node(self, kind: str, inputs: list[str], out: str, more: tuple[str, ...] = (), **attributes: Any) -> str:
-        self.nodes.append(helper.make_node(kind, inputs, [out, *more], name=out, **attributes))
+    def node(
+        self, kind: str, inputs: list[str], out: str, more: tuple[str, ...] = (), domain: str = "", **attributes: Any
+    ) -> str:
+        self._nodes.append(helper.make_node(kind, inputs, [out, *more], name=out, domain=domain, **attributes))
         return out
 
+    def add_initializer(self, tensor: onnx.TensorProto) -> str:
+        self._initializers.setdefault(tensor.name, tensor)
+        return tensor.name
+
     def constant(self, name: str, array: NDArray[Any]) -> str:
-        self.initializers.setdefault(name, numpy_helper.from_array(array, name))
-        return name
+        return self.add_initializer(numpy_helper.from_array(array, name))
 
     def ints(self, name: str, values: list[int]) -> str:
         return self.constant(name, np.array(values, np.int64))
 
-    def slice(self, x: str, out: str) -> str:
-        """[R, n] -> [R, 1]"""
-        return self.node("Slice", [x, self.ints("zero", [0]), self.ints("one", [1]), self.ints("axis1", [1])], out)
+    def cut(self, x: str, start: int, stop: int, out: str) -> str:
+        """Columns [start, stop)."""
+        bounds = [self.ints(f"column_{start}", [start]), self.ints(f"column_{stop}", [stop])]
+        return self.node("Slice", [x, *bounds, self.ints("axis1", [1])], out)
+
+    def first(self, x: str) -> str:
+        return self.cut(x, 0, 1, f"{x}.first")
+
+    def model(
+        self,
+        vocab_size: int,
+        candidates: int,
+        more_inputs: list[onnx.ValueInfoProto],
+        more_outputs: list[onnx.ValueInfoProto],
+    ) -> onnx.ModelProto:
+        floats, ints, value = TensorProto.FLOAT, TensorProto.INT64, helper.make_tensor_value_info
+        inputs = [
+            value("logits", floats, ["rows", vocab_size]),
+            value("inverse_temperature", floats, []),
+            value("gather_rows", ints, ["rows", "gathered"]),
+        ]
+        outputs = [
+            value("argmax", ints, ["rows"]),
+            value("candidate_ids", ints, ["rows", candidates]),
+            value("candidate_logits", floats, ["rows", candidates]),
+            value("logsumexp", floats, ["rows"]),
+            value("gathered", floats, ["rows", "gathered"]),
+        ]
+        initializers = list(self._initializers.values())
+        body = helper.make_graph(self._nodes, "readout", inputs + more_inputs, outputs + more_outputs, initializers)
+        opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(MS, 1)]
+        return helper.make_model(body, opset_imports=opsets, ir_version=IR_VERSION, producer_name="edge-export")
 
 
-def _groups(vocab_size: int) -> int:
-    return vocab_size // _GROUP if vocab_size % _GROUP == 0 else 0
-
-
-def _plain_top(graph: _Nodes, candidates: int) -> str:
-    graph.node("TopK", ["logits", graph.ints("candidates", [candidates])], "candidate_logits", ("top_rows",), axis=-1)
-    return "top_rows"
-
-
-def _grouped_top(graph: _Nodes, vocab_size: int, candidates: int) -> str:
-    groups = _groups(vocab_size)
-    count = graph.ints("candidates", [candidates])
-    graph.node("Reshape", ["logits", graph.ints("by_group", [0, groups, _GROUP])], "grouped")
+def _top(graph: _Nodes, logits: str, vocab_size: int, count: int, values: str) -> str:
+    """The ``count`` largest of each row: their logits as ``values``, and the name of their head rows."""
+    wanted = graph.ints(f"count_{count}", [count])
+    if vocab_size % GROUP or vocab_size // GROUP < count:
+        graph.node("TopK", [logits, wanted], values, ("top_rows",), axis=-1)
+        return "top_rows"
+    groups = vocab_size // GROUP
+    graph.node("Reshape", [logits, graph.ints("by_group", [0, groups, GROUP])], "grouped")
     graph.node("ReduceMax", ["grouped", graph.ints("axis2", [2])], "group_max", keepdims=0)
-    graph.node("TopK", ["group_max", count], "best_max", ("best_group",), axis=-1)
+    graph.node("TopK", ["group_max", wanted], "best_max", ("best_group",), axis=-1)
     graph.node("Unsqueeze", ["best_group", graph.ints("axis2", [2])], "group_index")
-    graph.node("Expand", ["group_index", graph.ints("group_shape", [1, 1, _GROUP])], "group_indices")
+    graph.node("Expand", ["group_index", graph.ints("group_shape", [1, 1, GROUP])], "group_indices")
     graph.node("GatherElements", ["grouped", "group_indices"], "best_values", axis=1)
-    graph.node("Reshape", ["best_values", graph.ints("flat", [0, candidates * _GROUP])], "best_flat")
-    graph.node("TopK", ["best_flat", count], "candidate_logits", ("flat_index",), axis=-1)
-    size = graph.constant("group_size", np.array(_GROUP, np.int64))
+    graph.node("Reshape", ["best_values", graph.ints("flat", [0, count * GROUP])], "best_flat")
+    graph.node("TopK", ["best_flat", wanted], values, ("flat_index",), axis=-1)
+    size = graph.constant("group_size", np.array(GROUP, np.int64))
     graph.node("Div", ["flat_index", size], "which_group")
     graph.node("Mod", ["flat_index", size], "within_group")
     graph.node("GatherElements", ["best_group", "which_group"], "group_of", axis=1)
@@ -108,13 +175,21 @@ def _grouped_top(graph: _Nodes, vocab_size: int, candidates: int) -> str:
     return graph.node("Add", ["group_start", "within_group"], "top_rows")
 
 
-def _logsumexp(graph: _Nodes) -> None:
-    """By the maximum, which the search has found already; ReduceLogSumExp is eight times slower on the CPU."""
-    graph.slice("candidate_logits", "max_logit")
-    graph.node("Sub", ["logits", "max_logit"], "below_max")
-    graph.node("Mul", ["below_max", "inverse_temperature"], "tempered")
-    graph.node("Exp", ["tempered"], "weights")
-    graph.node("ReduceSum", ["weights", graph.ints("axis1", [1])], "weight_sum", keepdims=0)
-    graph.node("Squeeze", ["max_logit", graph.ints("axis1", [1])], "max_row")
-    graph.node("Mul", ["max_row", "inverse_temperature"], "tempered_max")
-    graph.node("Add", [graph.node("Log", ["weight_sum"], "log_sum"), "tempered_max"], "logsumexp")
+def _exp_sum(graph: _Nodes, values: str, tag: str) -> str:
+    """sum exp((values - largest candidate) * inverse_temperature), [R, 1].
+
+    By the maximum, which the search has found already; ReduceLogSumExp is eight times slower on the CPU.
+    """
+    if "max_logit" not in graph.done:
+        graph.done.add("max_logit")
+        graph.cut("candidate_logits", 0, 1, "max_logit")
+    graph.node("Sub", [values, "max_logit"], f"{tag}.below")
+    graph.node("Mul", [f"{tag}.below", "inverse_temperature"], f"{tag}.tempered")
+    graph.node("Exp", [f"{tag}.tempered"], f"{tag}.weights")
+    return graph.node("ReduceSum", [f"{tag}.weights", graph.ints("axis1", [1])], f"{tag}.sum", keepdims=1)
+
+
+def _close_logsumexp(graph: _Nodes, total: str) -> None:
+    graph.node("Mul", ["max_logit", "inverse_temperature"], "tempered_max")
+    column = graph.node("Add", [graph.node("Log", [total], "log_sum"), "tempered_max"], "logsumexp.column")
+    graph.node("Squeeze", [column, graph.ints("axis1", [1])], "logsumexp")

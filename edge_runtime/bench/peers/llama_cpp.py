@@ -19,7 +19,13 @@ class LlamaCppPeer:
 
         self._api = llama_cpp
         self._model: Any = llama_cpp.Llama(
-            str(source), n_ctx=context, n_threads=threads, n_threads_batch=threads, n_batch=64, n_ubatch=64, verbose=False
+            str(source),
+            n_ctx=context,
+            n_threads=threads,
+            n_threads_batch=threads,
+            n_batch=64,
+            n_ubatch=64,
+            verbose=False,
         )
         self._context = self._model._ctx.ctx
         self._vocab = self._model.n_vocab()
