@@ -348,6 +348,4 @@ def _check_head(embed: MappedTensor, head: _Stored | None) -> None:
             if not same:
                 break
     if not same:
-        raise CheckpointError(
-            f"{head.path}: {head.name} differs from the embedding: untied heads are unsupported"
-        )
+        raise CheckpointError(f"{head.path}: {head.name} differs from the embedding: untied heads are unsupported")

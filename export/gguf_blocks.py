@@ -333,9 +333,7 @@ def _carry_affine(blocks: _Unpacked, top: int) -> BlockWeights:
     return BlockWeights(8, levels.shape[-1], levels, carried, zeros, error)
 
 
-def _round_the_rest(
-    original: Floats, which: NDArray[np.bool_], levels: Bytes, zeros: Bytes, scales: Floats
-) -> None:
+def _round_the_rest(original: Floats, which: NDArray[np.bool_], levels: Bytes, zeros: Bytes, scales: Floats) -> None:
     """Requantise in place the blocks that are constant, or too far from zero for any zero point."""
     if not which.any():
         return

@@ -194,8 +194,7 @@ def _hf_layers(read: _Reader, family: str, count: int) -> tuple[LayerConfig, ...
     sliding, full = _hf_rope(read, family)
     window = read.size("sliding_window") if "sliding_attention" in types else None
     return tuple(
-        LayerConfig(window, *sliding) if kind == "sliding_attention" else LayerConfig(None, *full)
-        for kind in types
+        LayerConfig(window, *sliding) if kind == "sliding_attention" else LayerConfig(None, *full) for kind in types
     )
 
 

@@ -44,9 +44,7 @@ def to_float16(rows: Floats) -> NDArray[np.float16]:
     with np.errstate(over="ignore"):
         half = rows.astype(np.float16)
     if not np.isfinite(half).all():
-        raise CheckpointError(
-            f"a weight of {float(np.abs(rows).max()):.6g} does not fit float16 (65504 at most)"
-        )
+        raise CheckpointError(f"a weight of {float(np.abs(rows).max()):.6g} does not fit float16 (65504 at most)")
     return half
 
 
@@ -117,9 +115,7 @@ def input_factor(hessian: NDArray[np.floating]) -> InputFactor:
         CheckpointError: not square, not finite, or not positive semidefinite.
     """
     if hessian.ndim != 2 or hessian.shape[0] != hessian.shape[1] or not np.isfinite(hessian).all():
-        raise CheckpointError(
-            f"calibration: a moment matrix of shape {hessian.shape} is not square and finite"
-        )
+        raise CheckpointError(f"calibration: a moment matrix of shape {hessian.shape} is not square and finite")
     damped = hessian.astype(np.float64)
     diagonal = np.diag(damped).copy()
     mean = float(diagonal.mean()) or 1.0
@@ -129,9 +125,7 @@ def input_factor(hessian: NDArray[np.floating]) -> InputFactor:
         lower = np.linalg.cholesky(damped[::-1, ::-1])
         upper = np.linalg.inv(lower)[::-1, ::-1]
     except np.linalg.LinAlgError as problem:
-        raise CheckpointError(
-            f"calibration: the moment matrix is not positive definite ({problem})"
-        ) from None
+        raise CheckpointError(f"calibration: the moment matrix is not positive definite ({problem})") from None
     return InputFactor(np.ascontiguousarray(upper, np.float32), diagonal.astype(np.float32))
 
 
@@ -180,9 +174,7 @@ def gptq(
             moved = np.clip(np.rint(pending[column] / scale), -zero, _TOP - zero)
             levels[column] = (moved + zero).astype(np.uint8)
             errors[column - start] = (pending[column] - moved * scale) / factor.upper[column, column]
-            pending[column + 1 : stop] -= (
-                factor.upper[column, column + 1 : stop, None] * errors[column - start]
-            )
+            pending[column + 1 : stop] -= factor.upper[column, column + 1 : stop, None] * errors[column - start]
         pending[stop:] -= factor.upper[start:stop, stop:].T @ errors
     by_block = np.ascontiguousarray(levels.T).reshape(blocks.shape)
     error = np.abs((by_block - zeros[..., None]) * scales[..., None] - blocks).max(initial=0.0)
@@ -216,11 +208,7 @@ def _importance(importance: Floats | None, blocks: int, block_size: int) -> Floa
     """
     if importance is None:
         return None
-    if (
-        importance.shape != (blocks * block_size,)
-        or not np.isfinite(importance).all()
-        or importance.min() < 0
-    ):
+    if importance.shape != (blocks * block_size,) or not np.isfinite(importance).all() or importance.min() < 0:
         raise CheckpointError(f"importance must be {blocks * block_size} finite numbers, none negative")
     weight = importance.reshape(blocks, block_size).astype(np.float32)
     mean = weight.mean(axis=1, keepdims=True)
@@ -269,9 +257,7 @@ class _Best:
     gain: Floats
     """Weighted squared error that it saves against all zeros."""
 
-    def offer(
-        self, blocks: Floats, weighted: Floats, weight: Floats | None, scales: Floats, zeros: Floats
-    ) -> None:
+    def offer(self, blocks: Floats, weighted: Floats, weight: Floats | None, scales: Floats, zeros: Floats) -> None:
         """Round with a candidate, solve the scale for that rounding, and keep it where the error falls.
 
         For levels d the best scale is ``sum(h w d) / sum(h d d)``; it saves ``sum(h w d)^2 / sum(h d d)``.

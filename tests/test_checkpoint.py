@@ -223,9 +223,7 @@ def with_tensor(name: str, value: np.ndarray) -> Callable[[dict[str, np.ndarray]
         ),
     ],
 )
-def test_wrong_tensors_are_named(
-    tmp_path: Path, edit: Callable[[dict[str, np.ndarray]], object], message: str
-) -> None:
+def test_wrong_tensors_are_named(tmp_path: Path, edit: Callable[[dict[str, np.ndarray]], object], message: str) -> None:
     tensors = hf_tensors()
     edit(tensors)
     with pytest.raises(CheckpointError, match=message):
