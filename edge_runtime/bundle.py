@@ -192,7 +192,7 @@ def read_manifest(directory: Path) -> Manifest:
         )
     manifest = structure(Manifest, data, BundleError, str(path))
     for entry in manifest.files:
-        if Path(entry.name).name != entry.name:
+        if Path(entry.name).name != entry.name or entry.name in ("", "..", MANIFEST_NAME):
             raise BundleError(f"{path}: file name {entry.name!r} leaves the bundle")
     _refuse_unlisted(path, manifest)
     return manifest

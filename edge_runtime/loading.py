@@ -1,0 +1,113 @@
+"""A bundle on disk becomes engines, a tokenizer and a decoder. Knows which parts there are, not how they work."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from .bundle import DRAFT, TARGET, Manifest, read_manifest, verify_files
+from .decoder import Decoder
+from .drafters.draft_model import DraftModel
+from .drafters.length import FixedLength, LengthPolicy, MeasuredLength, PromptLength
+from .drafters.prompt_lookup import PromptLookup
+from .drafters.protocol import Drafter, NoDraft
+from .engines.ort import OrtEngine, OrtSettings
+from .errors import ConfigError
+from .text.tokenizer import Tokenizer
+
+DrafterName = Literal["auto", "none", "lookup", "draft"]
+MAX_DRAFT_TOKENS = 7
+"""Default most of K. On a CPU the best K is 1 to 3; this leaves room for devices where verifying is free."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSettings:
+    context: int | None = None
+    """Tokens of prompt and answer together; the bundle's longest, at most 2048, when ``None``."""
+    threads: int = 0
+    deterministic: bool = False
+    head: Literal["screened", "full"] = "screened"
+    device: Literal["cpu", "cuda"] = "cpu"
+    drafter: DrafterName = "auto"
+    verify_hashes: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedBundle:
+    """Everything that a bundle holds, ready to run. Close it."""
+
+    directory: Path
+    manifest: Manifest
+    tokenizer: Tokenizer
+    target: OrtEngine
+    draft: OrtEngine | None
+    max_head_rows: int
+    load_s: float
+
+    def close(self) -> None:
+        self.target.close()
+        if self.draft is not None:
+            self.draft.close()
+
+    def drafter(self, name: DrafterName, max_k: int = MAX_DRAFT_TOKENS) -> Drafter:
+        """Auto: the draft model where the bundle has one, prompt lookup otherwise. Raises ``ConfigError``."""
+        if name == "none":
+            return NoDraft()
+        if name == "draft" and self.draft is None:
+            raise ConfigError(f"drafter draft: bundle {self.manifest.name!r} has no draft model")
+        if self.draft is not None and name != "lookup":
+            return DraftModel(self.draft, self.target.info, max_k=max_k)
+        return PromptLookup(max_k=max_k)
+
+    def decoder(self, drafter: DrafterName = "auto", length: LengthPolicy | None = None) -> Decoder:
+        made = self.drafter(drafter)
+        if length is None:
+            length = MeasuredLength(made.max_k, self.target.info.min_rows)
+        return Decoder(self.target, made, length, max_head_rows=self.max_head_rows)
+
+
+def length_policy(text: str) -> LengthPolicy | None:
+    """``auto`` (``None``: measured), ``prompt-length``, or a number. Raises ``ConfigError``."""
+    if text == "auto":
+        return None
+    if text == PromptLength.name:
+        return PromptLength()
+    if text.isdecimal() and int(text) <= MAX_DRAFT_TOKENS:
+        return FixedLength(int(text))
+    raise ConfigError(f"k: {text!r} is neither auto, {PromptLength.name} nor a number from 0 to {MAX_DRAFT_TOKENS}")
+
+
+def load_bundle(directory: Path, settings: LoadSettings) -> LoadedBundle:
+    """Raises ``BundleError`` for a missing, altered or foreign bundle, ``ConfigError`` for settings beyond it."""
+    started = time.perf_counter()
+    manifest = read_manifest(directory)
+    verify_files(directory, manifest, hashes=settings.verify_hashes)
+    target_model = manifest.model(TARGET)
+    engine_settings = OrtSettings(
+        capacity=min(target_model.max_context, 2048) if settings.context is None else settings.context,
+        max_head_rows=MAX_DRAFT_TOKENS + 1,
+        threads=settings.threads,
+        deterministic=settings.deterministic,
+        head=settings.head,
+        device=settings.device,
+    )
+    target = OrtEngine(directory, manifest, TARGET, engine_settings)
+    draft = None
+    if DRAFT in manifest.models and settings.drafter in ("auto", "draft"):
+        capacity = min(engine_settings.capacity, manifest.model(DRAFT).max_context)
+        # A draft may be wrong by a rounding: what it says is only ever a proposal.
+        draft_settings = replace(engine_settings, capacity=capacity, max_head_rows=2, deterministic=False)
+        draft = OrtEngine(directory, manifest, DRAFT, draft_settings)
+    # After the engines: their load is the peak of memory, and the tokenizer need not be part of it.
+    tokenizer = Tokenizer(directory / manifest.tokenizer.file)
+    return LoadedBundle(
+        directory=directory,
+        manifest=manifest,
+        tokenizer=tokenizer,
+        target=target,
+        draft=draft,
+        max_head_rows=engine_settings.max_head_rows,
+        load_s=time.perf_counter() - started,
+    )

@@ -1,0 +1,147 @@
+"""A bundle that is not whole is refused in one line that says what is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_runtime.bundle import (
+    MANIFEST_NAME,
+    FileEntry,
+    KvLayer,
+    Manifest,
+    MemoryNeeds,
+    Model,
+    TokenizerEntry,
+    file_sha256,
+    read_manifest,
+    verify_files,
+    write_manifest,
+)
+from edge_runtime.errors import BundleError, ConfigError, InputError
+from edge_runtime.schema import structure
+
+FILES = ("target.body.onnx", "target.head.onnx", "target.readout.onnx", "target.weights", "tokenizer.model", "NOTICE")
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    for name in FILES:
+        (tmp_path / name).write_bytes(name.encode() * 50)
+    entries = tuple(FileEntry(n, (tmp_path / n).stat().st_size, file_sha256(tmp_path / n)) for n in FILES)
+    model = Model(
+        body=FILES[0], head=FILES[1], readout=FILES[2], screen=None, weights=(FILES[3],), precision="fp32",
+        accuracy_level=0, vocab_size=64, token_ids=None, hidden_size=8, candidates=64, max_context=32,
+        kv_dtype="float32", layers=(KvLayer(1, 4, 8), KvLayer(1, 4, None)), io=(),
+    )  # fmt: skip
+    manifest = Manifest(
+        schema_version=1, name="m", family="gemma3", models={"target": model},
+        tokenizer=TokenizerEntry("tokenizer.model", 64, 2, (1,), ""), chat_template=None,
+        memory=MemoryNeeds(1, 2, 3), sources=(), recipe={"precision": "fp32"}, notes=(), licence="Gemma",
+        licence_file="NOTICE", exporter="test", files=entries,
+    )  # fmt: skip
+    write_manifest(tmp_path, manifest)
+    return tmp_path
+
+
+def _edit(bundle: Path, **changes: Any) -> None:
+    path = bundle / MANIFEST_NAME
+    data = json.loads(path.read_text())
+    data.update(changes)
+    path.write_text(json.dumps(data))
+
+
+def test_a_whole_bundle_reads_back_as_written(bundle: Path) -> None:
+    manifest = read_manifest(bundle)
+    verify_files(bundle, manifest)
+    assert manifest.model("target").kv_bytes_per_token == 2 * 2 * 4 * 4
+    write_manifest(bundle, manifest)
+    assert read_manifest(bundle) == manifest
+
+
+def test_a_missing_role_is_named(bundle: Path) -> None:
+    with pytest.raises(BundleError, match="no draft model"):
+        read_manifest(bundle).model("draft")
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", ["missing", "truncated", "grown", "flipped", "empty"])
+def test_every_damage_to_every_file_is_found(bundle: Path, name: str, damage: str) -> None:
+    path = bundle / name
+    data = path.read_bytes()
+    if damage == "missing":
+        path.unlink()
+    else:
+        flipped = bytes([data[0] ^ 1]) + data[1:]
+        path.write_bytes({"truncated": data[:-1], "grown": data + b"x", "flipped": flipped, "empty": b""}[damage])
+    with pytest.raises(BundleError, match=name):
+        verify_files(bundle, read_manifest(bundle))
+
+
+def test_no_directory(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="no bundle at"):
+        read_manifest(tmp_path / "nowhere")
+
+
+def test_a_directory_that_is_no_bundle(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="not a bundle"):
+        read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "\x00\xff", '"text"'])
+def test_a_manifest_that_is_no_manifest(bundle: Path, text: str) -> None:
+    (bundle / MANIFEST_NAME).write_text(text, encoding="latin-1")
+    with pytest.raises(BundleError):
+        read_manifest(bundle)
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", None])
+def test_another_schema_version_says_which(bundle: Path, version: object) -> None:
+    _edit(bundle, schema_version=version)
+    with pytest.raises(BundleError, match=r"schema version .* reads 1"):
+        read_manifest(bundle)
+
+
+def test_an_unknown_key_is_an_error_with_a_suggestion(bundle: Path) -> None:
+    _edit(bundle, licences="x")
+    with pytest.raises(BundleError, match=r"'licences' \(did you mean 'licence'\?\)"):
+        read_manifest(bundle)
+
+
+def test_a_wrong_type_names_its_place(bundle: Path) -> None:
+    _edit(bundle, notes="text")
+    with pytest.raises(BundleError, match="notes"):
+        read_manifest(bundle)
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "a/b", ".."])
+def test_a_file_outside_the_bundle_is_refused(bundle: Path, name: str) -> None:
+    entries = json.loads((bundle / MANIFEST_NAME).read_text())["files"]
+    _edit(bundle, files=[*entries, {"name": name, "bytes": 1, "sha256": ""}])
+    with pytest.raises(BundleError, match="leaves the bundle"):
+        read_manifest(bundle)
+
+
+def test_a_file_that_is_used_must_be_listed(bundle: Path) -> None:
+    entries = json.loads((bundle / MANIFEST_NAME).read_text())["files"]
+    _edit(bundle, files=[entry for entry in entries if entry["name"] != "target.weights"])
+    with pytest.raises(BundleError, match=r"target\.weights used but not in the list"):
+        read_manifest(bundle)
+
+
+def test_a_bundle_without_target(bundle: Path) -> None:
+    _edit(bundle, models={})
+    with pytest.raises(BundleError, match="no target"):
+        read_manifest(bundle)
+
+
+def test_structure_names_nested_places() -> None:
+    with pytest.raises(ConfigError, match=r"here: files\[0\]: unknown key 'byte' \(did you mean 'bytes'\?\)"):
+        structure(Manifest, {"files": [{"name": "a", "byte": 1}]}, ConfigError, "here")
+
+
+def test_input_errors_exit_with_2() -> None:
+    assert InputError.exit_code == BundleError.exit_code == 2
