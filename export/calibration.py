@@ -23,7 +23,7 @@ from .gemma import describe
 from .graph import Graph, Linear
 from .model_writer import ModelPlan, Progress, body_spelling
 from .precision import Rounding
-from .quantize import gptq
+from .quantize import gptq, input_factor
 from .recipe import ExportRecipe
 from .tokenizer import TokenizerModel
 from .weights import WeightFile
@@ -50,8 +50,9 @@ def calibrated_rounding(
     moments = input_moments(checkpoint, ids, progress)
 
     def rounding(names: tuple[str, ...]) -> Rounding | None:
-        moment = moments(names)
-        return lambda rows: gptq(rows, moment, recipe.block_size, symmetric=recipe.symmetric)
+        # Once a product: the factorisation costs K^3, and the rows come in slabs.
+        factor = input_factor(moments(names))
+        return lambda rows: gptq(rows, factor, recipe.block_size, symmetric=recipe.symmetric)
 
     return rounding
 
