@@ -1,0 +1,265 @@
+"""The loop: propose, verify, accept, commit. Knows no text, no server and no hardware.
+
+One forward of the target sees what its cache lacks and the draft behind it. Nothing of a session changes before
+a step is decided, so an engine that fails, or a consumer that leaves, finds it as it was.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .drafters.length import FixedLength, LengthPlan, LengthPolicy
+from .drafters.protocol import DraftContext, Drafter, DraftProposal, NoDraft
+from .engines.protocol import Engine, HeadRequest, Ids, StepInput
+from .sampling import Distribution
+from .session import FinishReason, Kind, Session, StepResult, StepTimes
+from .verification import Judge, Row, judge_for
+
+Clock = Callable[[], float]
+"""Seconds since some fixed moment."""
+
+Progress = Callable[[int, int], None]
+"""Told (tokens in the cache, tokens of the prompt) after each chunk of a prefill."""
+
+
+@dataclass(slots=True)
+class _Walk:
+    """Verification under way: what was decided so far."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    accepted: int = 0
+    judged: int = 0
+    kind: Kind | None = None
+    head_calls: list[tuple[int, float]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A proposal as far as there is room for it, and what making it took."""
+
+    plan: LengthPlan
+    tokens: Ids
+    """[K] a view, of the drafter's."""
+    laws: tuple[Distribution, ...] | None
+    source: str
+    note: str
+    caught_up: int
+    catch_up_s: float
+    draft_s: float
+
+
+class Decoder:
+    """One target, one drafter, any number of sessions in turn. Belongs to the thread that owns the engines."""
+
+    def __init__(
+        self,
+        target: Engine,
+        drafter: Drafter | None = None,
+        length: LengthPolicy | None = None,
+        *,
+        max_head_rows: int | None = None,
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        """Without a drafter, plain decoding. ``max_head_rows``: most rows that one call of the head may read.
+
+        Raises ``ValueError`` for a target with a reduced head: its text would not be the model's.
+        """
+        info = target.info
+        if info.token_ids is not None:
+            raise ValueError("a target needs its full vocabulary")
+        self.target = target
+        self.drafter: Drafter = drafter if drafter is not None else NoDraft()
+        self.length: LengthPolicy = length if length is not None else FixedLength(self.drafter.max_k)
+        self._info = info
+        self._max_head_rows = min(max_head_rows or info.max_rows, info.max_rows)
+        self._clock = clock
+        self._gather: Ids = np.zeros(info.max_rows, np.int64)
+
+    def prefill(self, session: Session, progress: Progress | None = None) -> StepResult:
+        """Everything that the cache lacks, then the first token; a valid ``kv_len`` > 0 saves its part.
+
+        An exception out of ``progress`` stops it between two chunks, and calling again goes on from there.
+        """
+        started = self._clock()
+        self._feed(session, 1, progress)
+        result = self._step(session, LengthPlan(0, "batched", "prefill"), self._clock())
+        if progress is not None:
+            progress(session.kv_len, session.prompt_len)
+        session.prefill_s += self._clock() - started
+        return result
+
+    def step(self, session: Session) -> StepResult:
+        """One step of a session; also the first, though ``prefill`` reports progress."""
+        started = self._clock()
+        kv_len = session.kv_len
+        most = min(session.room - 1, self.drafter.max_k, self._info.max_rows - 1)
+        plan = self.length.plan(max(most, 0), session.prompt_len, kv_len)
+        result = self._step(session, plan, started)
+        session.totals.add(result)
+        self.length.observe(result, kv_len)
+        return result
+
+    def _feed(self, session: Session, keep: int, progress: Progress | None = None) -> None:
+        """Fill the cache in chunks until what it lacks fits one forward with ``keep`` - 1 tokens more."""
+        rows = self._info.max_rows
+        tokens = session.tokens
+        while session.length - session.kv_len + keep - 1 > rows:
+            # The last token is never fed here: its row is what the step reads.
+            stop = min(session.kv_len + rows, session.length - 1)
+            self.target.forward(StepInput(session.slot, tokens[session.kv_len : stop], session.kv_len, None))
+            session.kv_len = stop
+            if progress is not None:
+                progress(session.kv_len, session.prompt_len)
+
+    def _step(self, session: Session, plan: LengthPlan, started: float) -> StepResult:
+        if session.finish_reason is not None or session.room < 1:
+            raise ValueError("the session is finished")
+        clock = self._clock
+        # A cache that holds even the last token (after a cut, or a reused prefix) has no row to decide on.
+        session.kv_len = min(session.kv_len, session.length - 1)
+        draft = self._propose(session, plan)
+        self._feed(session, 1 + len(draft.tokens))
+        position, first = session.kv_len, session.length - 1 - session.kv_len
+        fed = session.pending_with(draft.tokens)
+        before = clock()
+        self.target.forward(StepInput(session.slot, fed, position, None))
+        body_s = clock() - before
+        walk = self._verify(session, draft, first)
+        length = session.length
+        session.commit(walk.tokens, walk.logprobs, length + walk.accepted)
+        session.finish_reason = finish_reason = _finish(session)
+        if len(draft.tokens):
+            self.drafter.observe(session.slot, walk.accepted)
+        head_s = 0.0
+        for _, seconds in walk.head_calls:
+            head_s += seconds
+        engines_s = draft.draft_s + draft.catch_up_s + body_s + head_s
+        assert walk.kind is not None  # the walk ends by one
+        result = StepResult(
+            tokens=tuple(walk.tokens),
+            logprobs=tuple(walk.logprobs),
+            k=draft.plan.k,
+            drafted=walk.judged if walk.kind == "ended" else len(draft.tokens),
+            accepted=walk.accepted,
+            kind=walk.kind,
+            rows=len(fed),
+            head_mode=draft.plan.head_mode,
+            head_calls=tuple(walk.head_calls),
+            caught_up=draft.caught_up,
+            source=draft.source,
+            reason=f"{draft.plan.reason}; {draft.note}" if draft.note else draft.plan.reason,
+            times=StepTimes(draft.draft_s, draft.catch_up_s, body_s, head_s, clock() - started - engines_s),
+            finish_reason=finish_reason,
+        )
+        return result
+
+    def _propose(self, session: Session, plan: LengthPlan) -> _Draft:
+        k = min(plan.k, session.room - 1, self._info.max_rows - 1)
+        if k < 1:
+            return _Draft(plan, _NOTHING, None, "", "", 0, 0.0, 0.0)
+        clock = self._clock
+        context = DraftContext(
+            tokens=session.tokens,
+            slot=session.slot,
+            params=session.params,
+            seed=session.seed,
+            uniform=session.rng.random,
+            stop_below=plan.stop_below,
+        )
+        started = clock()
+        caught_up = self.drafter.warm(context)
+        warmed = clock()
+        proposal = self.drafter.propose(context, k)
+        done = clock()
+        self._check(proposal, k)
+        return _Draft(
+            plan=plan,
+            tokens=proposal.tokens,
+            laws=proposal.laws,
+            source=proposal.source if len(proposal.tokens) else "",
+            note=proposal.note,
+            caught_up=caught_up,
+            catch_up_s=warmed - started,
+            draft_s=done - warmed,
+        )
+
+    def _check(self, proposal: DraftProposal, k: int) -> None:
+        """Raises ``ValueError``: an id out of range would be read behind the end of a table."""
+        tokens, laws = proposal.tokens, proposal.laws
+        if len(tokens) > k or (laws is not None and len(laws) != len(tokens)):
+            raise ValueError(f"{proposal.source} proposed {len(tokens)} tokens where {k} were asked for")
+        if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self._info.vocab_size:
+            raise ValueError(f"{proposal.source} proposed a token outside 0..{self._info.vocab_size - 1}")
+
+    def _verify(self, session: Session, draft: _Draft, first: int) -> _Walk:
+        """Rows ``first`` + 0..K of the last forward, until a draft is rejected or the text ends."""
+        judge = judge_for(session)
+        rows = len(draft.tokens) + 1
+        group = rows if draft.plan.head_mode == "batched" else draft.plan.head_mode
+        group = min(group, self._max_head_rows)
+        gather: Ids | None = None
+        if judge.gathers:
+            gather = self._gather[:rows]
+            gather[:-1] = draft.tokens
+            gather[-1] = 0  # the bonus row has no draft
+        drafted = draft.tokens.tolist()
+        walk = _Walk()
+        for start in range(0, rows, group):
+            stop = min(start + group, rows)
+            request = HeadRequest(
+                first + start,
+                first + stop,
+                judge.inverse_temperature,
+                None if gather is None else gather[start:stop],
+            )
+            before = self._clock()
+            head = self.target.head(request)
+            walk.head_calls.append((stop - start, self._clock() - before))
+            for index in range(start, stop):
+                row = Row(self.target, head, index - start, judge.inverse_temperature)
+                _decide(walk, judge, row, index, drafted, draft.laws, session)
+                if walk.kind is not None:
+                    return walk
+        return walk
+
+
+_NOTHING: Ids = np.zeros(0, np.int64)
+
+
+def _decide(
+    walk: _Walk,
+    judge: Judge,
+    row: Row,
+    index: int,
+    drafted: list[int],
+    laws: tuple[Distribution, ...] | None,
+    session: Session,
+) -> None:
+    """Take the row's token into the walk, and end it where nothing behind can matter."""
+    position = session.length + index
+    if index == len(drafted):
+        token = judge.draw(row, position)
+        walk.kind = "bonus"
+    else:
+        decision = judge.decide(row, drafted[index], None if laws is None else laws[index], position)
+        token = decision.token
+        walk.judged += 1
+        if decision.accepted:
+            walk.accepted += 1
+            if token in session.eos_ids:
+                walk.kind = "ended"
+        else:
+            walk.kind = "recovered"
+    walk.tokens.append(token)
+    walk.logprobs.append(row.logprob(token))
+
+
+def _finish(session: Session) -> FinishReason | None:
+    if int(session.tokens[-1]) in session.eos_ids:
+        return "stop"
+    return None if session.room else "length"

@@ -1,0 +1,1 @@
+"""Drafters: what might come next. A wrong draft costs time and never changes the text."""

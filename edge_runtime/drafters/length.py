@@ -1,0 +1,202 @@
+"""How many tokens to draft: named policies, each a thin shell of state around pure functions. Knows no clock.
+
+``fixed`` and ``prompt-length`` follow a rule; ``measured`` learns what steps cost and what they yield on this
+very machine, and parks the drafter where it loses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from edge_runtime.cost import CostTable, HeadMode, dense_by_rows
+from edge_runtime.estimate import (
+    AcceptanceEstimate,
+    CostEstimate,
+    KPolicy,
+    KState,
+    Task,
+    choose_k,
+    fixed_length,
+    observe,
+    observe_cost,
+    prompt_length,
+)
+
+from ..session import StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class LengthPlan:
+    k: int
+    head_mode: HeadMode
+    reason: str
+    stop_below: float = 0.0
+    """See ``DraftContext``."""
+
+
+class LengthPolicy(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    def plan(self, k_max: int, prompt_tokens: int, kv_len: int) -> LengthPlan:
+        """K in 0..``k_max``, which is what context, request and drafter leave. Called once before each step."""
+        ...
+
+    def observe(self, result: StepResult, kv_len: int) -> None:
+        """After the step, with ``kv_len`` as it was planned with."""
+        ...
+
+
+class FixedLength:
+    name = "fixed"
+
+    def __init__(self, k: int, head_mode: HeadMode = "batched", stop_below: float = 0.0) -> None:
+        if k < 0:
+            raise ValueError(f"k must be >= 0, not {k}")
+        self._k, self._head_mode, self._stop_below = k, head_mode, stop_below
+        self._reason = f"fixed K={k}"
+
+    def plan(self, k_max: int, prompt_tokens: int, kv_len: int) -> LengthPlan:
+        return LengthPlan(fixed_length(self._k, k_max), self._head_mode, self._reason, self._stop_below)
+
+    def observe(self, result: StepResult, kv_len: int) -> None:
+        pass
+
+
+class PromptLength:
+    """Of the first source article: shorter drafts behind longer prompts."""
+
+    name = "prompt-length"
+
+    def __init__(self, task: Task = "general") -> None:
+        self._task: Task = task
+
+    def plan(self, k_max: int, prompt_tokens: int, kv_len: int) -> LengthPlan:
+        k = prompt_length(prompt_tokens, k_max, self._task)
+        return LengthPlan(k, "batched", f"K={k} for a prompt of {prompt_tokens} tokens ({self._task})")
+
+    def observe(self, result: StepResult, kv_len: int) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class _Costs:
+    """What the steps of one context bucket cost."""
+
+    body: CostEstimate
+    head: CostEstimate
+    draft: CostEstimate
+    catch_up: CostEstimate
+    overhead: CostEstimate
+    table: CostTable | None = None
+    unread: int = 0
+    """Steps observed since ``table`` was made."""
+
+
+class MeasuredLength:
+    """The K that commits most tokens per second, from costs and acceptance measured while decoding."""
+
+    name = "measured"
+
+    _TABLE_AGE = 8
+    """Steps between two cost tables: estimates move slowly, and a table takes longer to make than to use."""
+    _TRIALS = 2
+    """Steps of each row count that are measured before the table is trusted."""
+
+    def __init__(
+        self,
+        k_max: int,
+        min_rows: int = 1,
+        policy: KPolicy | None = None,
+        acceptance: AcceptanceEstimate | None = None,
+    ) -> None:
+        if k_max < 0:
+            raise ValueError(f"k_max must be >= 0, not {k_max}")
+        self._k_max, self._min_rows = k_max, min_rows
+        self._policy = policy or KPolicy()
+        self.acceptance = acceptance or AcceptanceEstimate()
+        self._state = KState()
+        self._buckets: dict[int, _Costs] = {}
+        # Largest first: what a step of K=k_max costs bounds the rest, and 1 and 2 rows are what parking asks about.
+        self._to_try = [k for k in dict.fromkeys((k_max, 0, 1, k_max // 2)) if k <= k_max] * self._TRIALS
+
+    @property
+    def parked(self) -> bool:
+        return self._state.parked
+
+    def table(self, kv_len: int) -> CostTable | None:
+        """What is known of a context length; ``None`` before the first trials are over."""
+        if self._to_try or not self._buckets:
+            return None
+        costs = self._costs(kv_len)
+        if costs.table is None or costs.unread >= self._TABLE_AGE:
+            costs.table, costs.unread = _table(costs, self._min_rows), 0
+        return costs.table
+
+    def plan(self, k_max: int, prompt_tokens: int, kv_len: int) -> LengthPlan:
+        k_max = min(k_max, self._k_max)
+        table = self.table(kv_len)
+        if table is None:
+            k = min(self._to_try[0], k_max) if self._to_try else 0
+            return LengthPlan(k, "batched", f"K={k}: measuring what a step costs")
+        decision = choose_k(self.acceptance, table, k_max, self._state, self._policy)
+        self._state = decision.state
+        return LengthPlan(decision.k, decision.head_mode, decision.reason)
+
+    def observe(self, result: StepResult, kv_len: int) -> None:
+        if self._to_try and result.k == self._to_try[0]:
+            self._to_try.pop(0)
+        elif self._to_try and result.k < self._to_try[0]:
+            # The room near the end of a text is less than the trial wants: it stays for the next one.
+            self._to_try.append(self._to_try.pop(0))
+        self.acceptance = observe(self.acceptance, result.drafted, result.accepted)
+        costs, times = self._costs(kv_len), result.times
+        costs.body = _seen(costs.body, result.rows, times.body_s)
+        for rows, seconds in result.head_calls:
+            costs.head = _seen(costs.head, rows, seconds)
+        if result.drafted:
+            costs.draft = _seen(costs.draft, 1, times.draft_s / result.drafted)
+        if result.caught_up:
+            costs.catch_up = _seen(costs.catch_up, 1, times.catch_up_s / result.caught_up)
+        costs.overhead = _seen(costs.overhead, 1, times.overhead_s)
+        costs.unread += 1
+
+    def _costs(self, kv_len: int) -> _Costs:
+        """Buckets double in length; a new one starts from what its neighbour knows."""
+        bucket = (kv_len >> 9).bit_length()
+        costs = self._buckets.get(bucket)
+        if costs is None:
+            near = min(self._buckets, key=lambda known: abs(known - bucket), default=None)
+            known = self._buckets[near] if near is not None else None
+            empty = CostEstimate()
+            costs = (
+                _Costs(known.body, known.head, known.draft, known.catch_up, known.overhead)
+                if known is not None
+                else _Costs(empty, empty, empty, empty, empty)
+            )
+            self._buckets[bucket] = costs
+        return costs
+
+
+def _seen(estimate: CostEstimate, rows: int, seconds: float) -> CostEstimate:
+    # A part may be too quick for the clock; that is no measurement.
+    return observe_cost(estimate, rows, seconds) if seconds > 0.0 else estimate
+
+
+def _level(estimate: CostEstimate) -> float:
+    return estimate.measured().get(1, 0.0)
+
+
+def _table(costs: _Costs, min_rows: int) -> CostTable | None:
+    body, head = costs.body.measured(), costs.head.measured()
+    if not body:
+        return None
+    return CostTable(
+        body_s=dense_by_rows(body),
+        head_s=dense_by_rows(head) if head else (0.0,),
+        draft_s=_level(costs.draft),
+        overhead_s=_level(costs.overhead),
+        catch_up_s=_level(costs.catch_up),
+        min_rows=min_rows,
+    )

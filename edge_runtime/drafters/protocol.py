@@ -1,0 +1,97 @@
+"""What a drafter is. Knows no target: neither its engine nor how a draft is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from edge_runtime.engines.protocol import Ids
+from edge_runtime.sampling import Distribution, SamplingParams
+
+NO_TOKENS: Ids = np.zeros(0, np.int64)
+NO_TOKENS.flags.writeable = False
+
+
+@dataclass(frozen=True, slots=True)
+class DraftContext:
+    """What a draft continues. Views: valid during the call."""
+
+    tokens: Ids
+    """[n] committed, n >= 1"""
+    slot: int
+    """Of the session; a drafter keeps what it remembers apart by it."""
+    params: SamplingParams
+    seed: int | None
+    """Draft with the noise keyed by (seed, position) that the target uses; ``None``: draw with ``uniform``."""
+    uniform: Callable[[], float]
+    """The next number in [0, 1)."""
+    stop_below: float = 0.0
+    """End the draft once the product of its own probabilities falls below; 0 never does."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftProposal:
+    tokens: Ids
+    """[K]"""
+    laws: tuple[Distribution, ...] | None
+    """[K] exactly the law each token was drawn from, given those before it; ``None``: not drawn (one-hot)."""
+    source: str
+    note: str = ""
+    """Why there are fewer tokens than asked for, where that is worth a line."""
+
+
+class Drafter(Protocol):
+    """Proposes tokens; holds a cache or an index per slot, and compares it with what it is given.
+
+    Whether the context grew, was cut or belongs to another request is seen from its tokens: no call has to
+    announce it, so none can be forgotten.
+
+    A drawn token must be handed out whatever it is: leaving it out because it looks unlikely would bend the law
+    of the text. Whether to draw another may depend on it.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def max_k(self) -> int:
+        """Largest draft; 0 never drafts."""
+        ...
+
+    def warm(self, context: DraftContext) -> int:
+        """Catch up with tokens that were committed without this drafter; how many it was fed."""
+        ...
+
+    def propose(self, context: DraftContext, k: int) -> DraftProposal:
+        """At most ``k`` tokens, perhaps none. Right without ``warm``, which only tells the two costs apart."""
+        ...
+
+    def observe(self, slot: int, accepted: int) -> None:
+        """How many tokens of the last proposal were kept."""
+        ...
+
+    def reset(self, slot: int) -> None:
+        """Forget a slot."""
+        ...
+
+
+class NoDraft:
+    """Plain decoding."""
+
+    name = "none"
+    max_k = 0
+
+    def warm(self, context: DraftContext) -> int:
+        return 0
+
+    def propose(self, context: DraftContext, k: int) -> DraftProposal:
+        return DraftProposal(NO_TOKENS, None, self.name)
+
+    def observe(self, slot: int, accepted: int) -> None:
+        pass
+
+    def reset(self, slot: int) -> None:
+        pass

@@ -1,0 +1,232 @@
+"""The decoding state of one request. Knows no engine, no drafter, no text and no clock.
+
+The truth about the target's cache is one integer, ``kv_len``: entries below it belong to ``tokens``, whatever lies
+behind is void and will be overwritten. Rolling back is making it smaller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .cost import HeadMode
+from .engines.protocol import EngineInfo, Ids
+from .errors import InputError, PromptTooLong
+from .sampling import SamplingParams
+
+FinishReason = Literal["stop", "length"]
+Policy = Literal["lossless", "threshold"]
+Kind = Literal["recovered", "bonus", "ended"]
+
+_GREEDY = SamplingParams(temperature=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Seconds of one step; what an engine did not take is overhead."""
+
+    draft_s: float
+    catch_up_s: float
+    """Feeding the draft's cache with what it missed."""
+    body_s: float
+    """The target without its head."""
+    head_s: float
+    overhead_s: float
+
+    @property
+    def verify_s(self) -> float:
+        return self.body_s + self.head_s
+
+    @property
+    def total_s(self) -> float:
+        return self.draft_s + self.catch_up_s + self.body_s + self.head_s + self.overhead_s
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one step committed, and how."""
+
+    tokens: tuple[int, ...]
+    """Never empty: the accepted drafts, then the recovered or bonus token unless the text ended before it."""
+    logprobs: tuple[float, ...]
+    """Of ``tokens`` under the target at the request's temperature (1 for greedy), before any filter."""
+    k: int
+    """num_draft_tokens that the length policy asked for."""
+    drafted: int
+    """What the drafter gave; where the text ended inside the draft, only what was judged."""
+    accepted: int
+    kind: Kind
+    """``ended``: an accepted draft token ended the text, so there is no token after it."""
+    rows: int
+    """T of the target's forward."""
+    head_mode: HeadMode
+    head_calls: tuple[tuple[int, float], ...]
+    """(rows, seconds) of each call of the head."""
+    caught_up: int
+    """Tokens that the draft's cache had missed and was fed."""
+    source: str
+    """Of the draft, or empty."""
+    reason: str
+    """Why this K, and why the draft is shorter than that."""
+    times: StepTimes
+    finish_reason: FinishReason | None
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums over the steps behind the prefill; they only grow, whatever is cut from the text afterwards."""
+
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    committed: int = 0
+    tried_by_position: list[int] = field(default_factory=list)
+    """Drafts that were judged, by their place in the draft."""
+    accepted_by_position: list[int] = field(default_factory=list)
+    steps_by_drafted: dict[int, int] = field(default_factory=dict)
+    """Drafted tokens -> steps."""
+    draft_s: float = 0.0
+    """Catching up included."""
+    verify_s: float = 0.0
+    overhead_s: float = 0.0
+
+    def add(self, result: StepResult) -> None:
+        self.steps += 1
+        self.drafted += result.drafted
+        self.accepted += result.accepted
+        self.committed += len(result.tokens)
+        tried = min(result.accepted + 1, result.drafted)
+        while len(self.tried_by_position) < tried:
+            self.tried_by_position.append(0)
+            self.accepted_by_position.append(0)
+        for place in range(tried):
+            self.tried_by_position[place] += 1
+            self.accepted_by_position[place] += place < result.accepted
+        self.steps_by_drafted[result.drafted] = self.steps_by_drafted.get(result.drafted, 0) + 1
+        times = result.times
+        self.draft_s += times.draft_s + times.catch_up_s
+        self.verify_s += times.body_s + times.head_s
+        self.overhead_s += times.overhead_s
+
+
+class Session:
+    """Tokens, their log-probabilities, and how far the target's cache has them."""
+
+    __slots__ = (
+        "_buffer", "_logprobs", "eos_ids", "finish_reason", "kv_len", "length", "limit", "params", "policy",
+        "prefill_s", "prompt_len", "rng", "seed", "slot", "threshold", "totals",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        info: EngineInfo,
+        prompt: Sequence[int] | Ids,
+        params: SamplingParams,
+        *,
+        max_tokens: int | None = None,
+        eos_ids: Sequence[int] = (),
+        seed: int | None = None,
+        rng: np.random.Generator | None = None,
+        policy: Policy = "lossless",
+        threshold: float = 0.5,
+        slot: int = 0,
+        kv_len: int = 0,
+    ) -> None:
+        """``info`` is the target's. ``max_tokens`` ``None``: as many as the context holds.
+
+        ``seed`` makes the text a function of the prompt; without one, ``rng`` (by default a fresh one) draws.
+        ``kv_len`` entries of the slot are known to hold the first tokens of this very prompt.
+        Prompt and text together never exceed the capacity. Raises ``InputError``, ``PromptTooLong``.
+        """
+        ids = np.asarray(prompt, dtype=np.int64)
+        if ids.ndim != 1 or len(ids) == 0:
+            raise InputError("the prompt has no tokens")
+        if len(ids) >= info.capacity:
+            raise PromptTooLong(
+                f"the prompt has {len(ids)} tokens and the context {info.capacity}: no room is left for an answer"
+            )
+        if int(ids.min()) < 0 or int(ids.max()) >= info.vocab_size:
+            raise InputError(f"the prompt holds a token id outside 0..{info.vocab_size - 1}")
+        if max_tokens is not None and max_tokens < 1:
+            raise InputError(f"max_tokens must be at least 1, not {max_tokens}")
+        if not 0 <= kv_len <= len(ids):
+            raise InputError(f"{kv_len} cached tokens of a prompt of {len(ids)}")
+        if not 0.0 < threshold <= 1.0:
+            raise InputError(f"the acceptance threshold must be in (0, 1], not {threshold}")
+        self.prompt_len = self.length = len(ids)
+        self.limit = info.capacity if max_tokens is None else min(info.capacity, len(ids) + max_tokens)
+        self._buffer: Ids = np.zeros(self.limit, np.int64)
+        self._buffer[: len(ids)] = ids
+        self._logprobs: NDArray[np.float64] = np.zeros(self.limit - len(ids))
+        # The lossy rule of the article reads the law at temperature 1 and takes the target's best token.
+        self.params = params if policy == "lossless" else _GREEDY
+        self.policy: Policy = policy
+        self.threshold = threshold
+        self.seed = seed
+        self.rng = rng if rng is not None else np.random.default_rng()
+        self.eos_ids = frozenset(int(token) for token in eos_ids)
+        self.slot = slot
+        self.kv_len = kv_len
+        self.finish_reason: FinishReason | None = None
+        self.prefill_s = 0.0
+        self.totals = Totals()
+
+    @property
+    def tokens(self) -> Ids:
+        """[length] prompt and text, a view."""
+        return self._buffer[: self.length]
+
+    @property
+    def generated(self) -> Ids:
+        """[length - prompt_len] the text's tokens, the one that ended it included; a view."""
+        return self._buffer[self.prompt_len : self.length]
+
+    @property
+    def logprobs(self) -> NDArray[np.float64]:
+        """[length - prompt_len] of ``generated``; a view."""
+        return self._logprobs[: self.length - self.prompt_len]
+
+    @property
+    def log_likelihood(self) -> float:
+        """Sum of ``logprobs``."""
+        return float(self.logprobs.sum())
+
+    @property
+    def room(self) -> int:
+        """Tokens that may still be committed."""
+        return self.limit - self.length
+
+    def pending_with(self, draft: Ids) -> Ids:
+        """[length - kv_len + K] what the target has to see next; a view.
+
+        The draft lies in the buffer behind ``length``, where nothing is valid: an accepted token is in place.
+        """
+        if len(draft):
+            self._buffer[self.length : self.length + len(draft)] = draft
+        return self._buffer[self.kv_len : self.length + len(draft)]
+
+    def commit(self, tokens: Sequence[int], logprobs: Sequence[float], kv_len: int) -> None:
+        """Append tokens [n], of which the cache has those below ``kv_len``."""
+        end = self.length + len(tokens)
+        self._buffer[self.length : end] = tokens
+        self._logprobs[self.length - self.prompt_len : end - self.prompt_len] = logprobs
+        # Last, so that an interruption leaves a session that is merely a step behind.
+        self.length, self.kv_len = end, kv_len
+
+    def cut(self, length: int) -> None:
+        """Take tokens back until ``length`` are left, their log-probabilities and cache entries with them."""
+        if not self.prompt_len <= length <= self.length:
+            raise ValueError(f"cannot cut {self.length} tokens to {length}: {self.prompt_len} are the prompt")
+        self.length = length
+        self.kv_len = min(self.kv_len, length)
+
+
+def common_prefix(left: Ids, right: Ids) -> int:
+    """Tokens that two sequences share at their start: what of a cache may be used again."""
+    shared = min(len(left), len(right))
+    differs = left[:shared] != right[:shared]
+    return int(differs.argmax()) if differs.any() else shared

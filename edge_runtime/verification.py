@@ -1,0 +1,244 @@
+"""How the target judges a draft, row by row. Knows no drafter, no cache and no text.
+
+A row is what the head says behind one token. Most laws live in its candidates; where one does not, the full row
+is fetched, and only once a decision needs it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import numpy as np
+
+from .acceptance import (
+    RowDecision,
+    accept_by_probability,
+    greedy_row,
+    gumbel_pick,
+    pick,
+    recover,
+    shared_noise_row,
+    threshold_row,
+)
+from .engines.protocol import Engine, Floats, HeadOutput
+from .errors import EngineError
+from .noise import gumbel
+from .sampling import Distribution, SamplingParams, law_from_candidates, law_from_logits, probability
+from .session import Session
+
+_DRAWS = 32
+"""Tries of an unfiltered residual before its law is computed in full."""
+
+
+class Row:
+    """One row of the last head output; of no use after the engine's next call."""
+
+    __slots__ = ("_engine", "_full", "_head", "_index", "inverse_temperature", "logsumexp")
+
+    def __init__(self, engine: Engine, head: HeadOutput, index: int, inverse_temperature: float) -> None:
+        """Raises ``EngineError`` when the row is not finite."""
+        self._engine, self._head, self._index = engine, head, index
+        self._full: Floats | None = None
+        self.inverse_temperature = inverse_temperature
+        self.logsumexp = float(head.logsumexp[index])
+        """Of logits * inverse temperature over the whole vocabulary."""
+        if not math.isfinite(self.logsumexp):
+            raise EngineError(f"the log-sum-exp of a row is {self.logsumexp}: the engine's output is not usable")
+
+    @property
+    def argmax(self) -> int:
+        return int(self._head.argmax[self._index])
+
+    @property
+    def gathered(self) -> float:
+        """Logit of the draft token of this row."""
+        assert self._head.gathered is not None  # the judge asked for it
+        return float(self._head.gathered[self._index])
+
+    def full(self) -> Floats:
+        """[vocab_size]"""
+        if self._full is None:
+            self._full = self._engine.logits(self._index)
+        return self._full
+
+    def law(self, params: SamplingParams) -> Distribution:
+        head, index = self._head, self._index
+        law = law_from_candidates(
+            head.candidate_ids[index],
+            head.candidate_logits[index],
+            self.logsumexp,
+            params,
+            self._engine.info.vocab_size,
+        )
+        return law_from_logits(self.full(), params) if law is None else law
+
+    def logprob(self, token: int) -> float:
+        """At the request's temperature, before any filter."""
+        head, index = self._head, self._index
+        ids = head.candidate_ids[index]
+        place = 0 if ids[0] == token else int((ids == token).argmax())
+        logit = head.candidate_logits[index, place] if ids[place] == token else self.full()[token]
+        return min(0.0, float(logit) * self.inverse_temperature - self.logsumexp)
+
+    def draw(self, uniform: float) -> tuple[int, float]:
+        """A token of the unfiltered law and its probability.
+
+        The candidates come first in the cumulative law, so that the full row is needed only when the draw
+        falls behind all of them.
+        """
+        head, index = self._head, self._index
+        logits = head.candidate_logits[index].astype(np.float64)
+        cumulative = np.exp(logits * self.inverse_temperature - self.logsumexp).cumsum()
+        place = int(cumulative.searchsorted(uniform, side="right"))
+        if place < len(cumulative):
+            return int(head.candidate_ids[index, place]), self._probability(logits[place])
+        full = self.full()
+        rest = np.exp(full.astype(np.float64) * self.inverse_temperature - self.logsumexp)
+        rest[head.candidate_ids[index]] = 0.0
+        behind = rest.cumsum()
+        if behind[-1] <= 0.0:  # the candidates are everything, and rounding left a gap behind them
+            return int(head.candidate_ids[index, 0]), self._probability(logits[0])
+        wanted = min((uniform - cumulative[-1]) / max(1.0 - cumulative[-1], 1e-300), 1.0) * behind[-1]
+        token = int(behind.searchsorted(wanted, side="right"))
+        token = token if token < len(behind) else int(behind.searchsorted(behind[-1]))
+        return token, self._probability(float(full[token]))
+
+    def _probability(self, logit: float) -> float:
+        return min(1.0, math.exp(float(logit) * self.inverse_temperature - self.logsumexp))
+
+
+class Judge(Protocol):
+    """One rule, for one request."""
+
+    @property
+    def inverse_temperature(self) -> float:
+        """Of the log-sum-exp that its rows carry."""
+        ...
+
+    @property
+    def gathers(self) -> bool:
+        """Whether its rows carry the logit of their draft token."""
+        ...
+
+    def decide(self, row: Row, draft: int, law: Distribution | None, position: int) -> RowDecision:
+        """On a draft token for ``position``, drawn from ``law`` (``None``: one-hot)."""
+        ...
+
+    def draw(self, row: Row, position: int) -> int:
+        """The bonus token."""
+        ...
+
+
+def judge_for(session: Session) -> Judge:
+    if session.policy == "threshold":
+        return _Threshold(session.threshold)
+    if session.params.greedy:
+        return _GREEDY_JUDGE
+    if session.seed is not None:
+        return _SharedNoise(session.params, session.seed)
+    if session.params.filtered:
+        return _Rejection(session.params, session.rng)
+    return _UnfilteredRejection(session.params, session.rng)
+
+
+class _Greedy:
+    inverse_temperature = 1.0
+    gathers = False
+
+    def decide(self, row: Row, draft: int, law: Distribution | None, position: int) -> RowDecision:
+        return greedy_row(row.argmax, draft)
+
+    def draw(self, row: Row, position: int) -> int:
+        return row.argmax
+
+
+_GREEDY_JUDGE = _Greedy()
+
+
+class _Threshold:
+    """LOSSY: keeps any draft that the target gives at least the threshold (first source article)."""
+
+    inverse_temperature = 1.0
+    gathers = True
+
+    def __init__(self, threshold: float) -> None:
+        self._threshold = threshold
+
+    def decide(self, row: Row, draft: int, law: Distribution | None, position: int) -> RowDecision:
+        target_prob = min(1.0, math.exp(row.gathered - row.logsumexp))
+        return threshold_row(target_prob, draft, row.argmax, self._threshold)
+
+    def draw(self, row: Row, position: int) -> int:
+        return row.argmax
+
+
+class _SharedNoise:
+    """The token of a position is a function of the seed and the law: no draft can change it."""
+
+    gathers = False
+
+    def __init__(self, params: SamplingParams, seed: int) -> None:
+        self._params, self._seed = params, seed
+        self.inverse_temperature = params.inverse_temperature
+
+    def decide(self, row: Row, draft: int, law: Distribution | None, position: int) -> RowDecision:
+        target = row.law(self._params)
+        return shared_noise_row(target, draft, gumbel(self._seed, position, target.ids))
+
+    def draw(self, row: Row, position: int) -> int:
+        target = row.law(self._params)
+        return gumbel_pick(target, gumbel(self._seed, position, target.ids))
+
+
+class _Rejection:
+    """Maximal coupling under a law with filters."""
+
+    gathers = False
+
+    def __init__(self, params: SamplingParams, rng: np.random.Generator) -> None:
+        self._params, self._rng = params, rng
+        self.inverse_temperature = params.inverse_temperature
+
+    def decide(self, row: Row, draft: int, law: Distribution | None, position: int) -> RowDecision:
+        target = row.law(self._params)
+        draft_prob = 1.0 if law is None else law.prob(draft)
+        if accept_by_probability(target.prob(draft), draft_prob, self._rng.random()):
+            return RowDecision(True, draft)
+        return RowDecision(False, recover(target, law, draft, self._rng.random()))
+
+    def draw(self, row: Row, position: int) -> int:
+        return pick(row.law(self._params), self._rng.random())
+
+
+class _UnfilteredRejection:
+    """Maximal coupling under a pure temperature law, which no set of candidates contains.
+
+    One gathered logit accepts or rejects. The residual max(target - draft, 0) is drawn without being computed:
+    a token drawn from the target is kept with the share of it that the draft does not cover. Tokens come with
+    the right odds whatever the number of tries, and on average a step needs one.
+    """
+
+    gathers = True
+
+    def __init__(self, params: SamplingParams, rng: np.random.Generator) -> None:
+        self._params, self._rng = params, rng
+        self.inverse_temperature = params.inverse_temperature
+
+    def decide(self, row: Row, draft: int, law: Distribution | None, position: int) -> RowDecision:
+        target_prob = probability(row.gathered, row.logsumexp, self._params)
+        draft_prob = 1.0 if law is None else law.prob(draft)
+        if accept_by_probability(target_prob, draft_prob, self._rng.random()):
+            return RowDecision(True, draft)
+        return RowDecision(False, self._recover(row, draft, law))
+
+    def _recover(self, row: Row, draft: int, law: Distribution | None) -> int:
+        for _ in range(_DRAWS):
+            token, target_prob = row.draw(self._rng.random())
+            covered = float(token == draft) if law is None else law.prob(token)
+            if self._rng.random() * target_prob < target_prob - covered:
+                return token
+        return recover(row.law(self._params), law, draft, self._rng.random())
+
+    def draw(self, row: Row, position: int) -> int:
+        return row.draw(self._rng.random())[0]
