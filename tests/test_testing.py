@@ -1,0 +1,156 @@
+"""The fake engine keeps the contract, and can be told from one that a caller misuses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edge_runtime.cost import CostTable
+from edge_runtime.engines.protocol import Engine, Floats, HeadOutput, HeadRequest, StepInput
+from edge_runtime.errors import EngineError
+from edge_runtime.testing import FakeEngine, FakeModel, ManualClock, ScriptedDraft
+
+MODEL = FakeModel()
+IDS = np.arange(64)
+
+
+def forward(engine: Engine, tokens: list[int], position: int, slot: int = 0, first: int = 0) -> HeadOutput:
+    step = StepInput(slot, np.array(tokens, np.int64), position, HeadRequest(first, len(tokens)))
+    head = engine.forward(step).head
+    assert head is not None
+    return head
+
+
+def rows(engine: FakeEngine, count: int) -> list[Floats]:
+    return [engine.logits(row).copy() for row in range(count)]
+
+
+@pytest.mark.parametrize("order", [None, 1, 3])
+def test_whole_chunked_and_rolled_back_are_equal(order: int | None) -> None:
+    model = FakeModel(order=order)
+    tokens = [3, 1, 4, 1, 5, 9, 2, 6]
+    whole, chunked = FakeEngine(model), FakeEngine(model)
+    forward(whole, tokens, 0)
+    wanted = rows(whole, 8)
+    forward(chunked, [3, 1, 4, 7, 7, 7], 0)
+    forward(chunked, [1, 5, 9], 3)
+    forward(chunked, [2, 6], 6)
+    assert np.array_equal(rows(chunked, 2), wanted[6:])
+    for position, row in enumerate(wanted):
+        assert np.array_equal(row, model.logits(model.digest(np.array(tokens[: position + 1])), IDS))
+
+
+def test_what_a_caller_forgot_changes_the_logits() -> None:
+    right = FakeEngine(MODEL)
+    forward(right, [3, 1, 4, 1, 5], 0)
+    wanted = rows(right, 5)[4]
+    hole, stale, misplaced, polluted = (FakeEngine(MODEL) for _ in range(4))
+    forward(hole, [3, 1, 4], 0)
+    forward(hole, [5], 4)
+    forward(stale, [3, 1, 4, 7], 0)
+    forward(stale, [5], 4)
+    forward(misplaced, [3, 1, 4, 1], 0)
+    forward(misplaced, [5], 3)
+    # Written behind a wrong token that is put right afterwards: an entry keeps what it was made from.
+    forward(polluted, [3, 1, 7, 1], 0)
+    forward(polluted, [4], 2)
+    forward(polluted, [5], 4)
+    for engine in (hole, stale, misplaced, polluted):
+        assert not np.array_equal(engine.logits(0), wanted)
+
+
+def test_the_padded_row_is_garbage_that_is_overwritten() -> None:
+    padded, plain = FakeEngine(MODEL, min_rows=2, capacity=4), FakeEngine(MODEL, capacity=4)
+    for position, token in enumerate([3, 1, 4, 1]):
+        forward(padded, [token], position)
+        forward(plain, [token], position)
+        assert np.array_equal(padded.logits(0), plain.logits(0))
+
+
+def test_head_output() -> None:
+    engine = FakeEngine(MODEL, candidates=5)
+    forward(engine, [3, 1, 4], 0)
+    head = engine.head(HeadRequest(1, 3, 0.5, np.array([7, 60])))
+    for row in range(2):
+        logits = engine.logits(row)
+        assert head.argmax[row] == logits.argmax() == head.candidate_ids[row, 0]
+        assert np.array_equal(head.candidate_logits[row], np.sort(logits)[::-1][:5])
+        assert np.array_equal(logits[head.candidate_ids[row]], head.candidate_logits[row])
+        assert head.logsumexp[row] == pytest.approx(np.log(np.exp(logits * 0.5).sum()), abs=1e-5)
+    assert head.gathered is not None
+    assert head.gathered.tolist() == [engine.logits(0)[7], engine.logits(1)[60]]
+
+
+def test_a_reduced_head_speaks_token_ids() -> None:
+    ids = np.array([2, 3, 5, 7, 11, 60])
+    engine = FakeEngine(MODEL, token_ids=ids)
+    head = forward(engine, [3, 1], 0)
+    full = MODEL.logits(MODEL.digest(np.array([3, 1])), IDS)
+    assert engine.info.vocab_size == 6 and engine.info.candidates == 6
+    assert np.array_equal(engine.logits(1), full[ids])
+    assert head.argmax[1] == ids[full[ids].argmax()]
+    gathered = engine.head(HeadRequest(1, 2, 1.0, np.array([11]))).gathered
+    assert gathered is not None and gathered[0] == full[11]
+    with pytest.raises(ValueError, match="not in the head"):
+        engine.head(HeadRequest(1, 2, 1.0, np.array([12])))
+
+
+def test_agreement_is_what_it_says() -> None:
+    texts = [np.array([a, b]) for a in range(20) for b in range(20)]
+
+    def agreed(agreement: float) -> float:
+        other = FakeModel(agreement=agreement)
+        same = [
+            MODEL.logits(MODEL.digest(t), IDS).argmax() == other.logits(other.digest(t), IDS).argmax() for t in texts
+        ]
+        return sum(same) / len(same)
+
+    assert agreed(1.0) == 1.0
+    assert agreed(0.9) > agreed(0.6) > agreed(0.3) > agreed(-1.0) == 0.0
+    assert agreed(0.0) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("tokens", "position", "slot"),
+    [([1], 16, 0), ([1, 1], 15, 0), ([1], -1, 0), ([1], 0, 1), ([1], 0, -1), ([], 0, 0), ([1] * 9, 0, 0), ([64], 0, 0)],
+)
+def test_it_refuses_what_is_out_of_range(tokens: list[int], position: int, slot: int) -> None:
+    engine = FakeEngine(MODEL, capacity=16, max_rows=8)
+    with pytest.raises(ValueError, match=r"slot|leave|embedding"):
+        engine.forward(StepInput(slot, np.array(tokens, np.int64), position, None))
+
+
+@pytest.mark.parametrize(("first", "stop"), [(0, 3), (-1, 1), (1, 1)])
+def test_it_refuses_rows_that_were_not_run(first: int, stop: int) -> None:
+    engine = FakeEngine(MODEL)
+    forward(engine, [1, 2], 0)
+    with pytest.raises(ValueError, match="head rows"):
+        engine.head(HeadRequest(first, stop))
+    with pytest.raises(ValueError, match="ids to gather"):
+        engine.head(HeadRequest(0, 2, 1.0, np.array([1])))
+
+
+def test_it_fails_when_told_to_and_once() -> None:
+    engine = FakeEngine(MODEL)
+    engine.fail_after = 1
+    forward_only = StepInput(0, np.array([1]), 0, None)
+    engine.forward(forward_only)
+    with pytest.raises(EngineError):
+        engine.forward(forward_only)
+    engine.forward(forward_only)
+
+
+def test_clock_and_cost() -> None:
+    clock = ManualClock()
+    cost = CostTable(body_s=(1.0, 2.0), head_s=(0.25, 0.5), draft_s=0.0, min_rows=2)
+    engine = FakeEngine(MODEL, clock=clock, cost=cost)
+    engine.forward(StepInput(0, np.array([1]), 0, None))
+    assert clock() == 2.0
+    engine.head(HeadRequest(0, 1))
+    assert clock() == 2.5
+    assert (engine.rows_of("forward"), engine.rows_of("head")) == ([1], [1])
+
+
+def test_the_script_is_wrong_where_told() -> None:
+    draft = ScriptedDraft([10, 20, 30], wrong_at=[1])
+    assert draft.max_k == 8 and draft._text.tolist() == [10, 21, 30]
