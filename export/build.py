@@ -70,7 +70,7 @@ def build_bundle(recipe: ExportRecipe, progress: Progress, *, overwrite: bool = 
             ),
             chat_template=TEMPLATE_FILE,
             memory=_memory_needs(directory, models),
-            sources=tuple(_source(c, progress) for c in dict.fromkeys((target, draft)) if c is not None),
+            sources=_sources(target, draft, progress),
             recipe=plain(recipe),
             notes=notes,
             licence=LICENCE,
@@ -178,6 +178,12 @@ def _memory_needs(directory: Path, models: dict[str, Model]) -> MemoryNeeds:
         kv_per_token=sum(model.kv_bytes_per_token for model in models.values()),
         logits_per_row=4 * max(model.vocab_size for model in models.values()),
     )
+
+
+def _sources(target: Checkpoint, draft: Checkpoint | None, progress: Progress) -> tuple[Source, ...]:
+    if draft is None or draft is target:
+        return (_source(target, progress),)
+    return _source(target, progress), _source(draft, progress)
 
 
 def _source(checkpoint: Checkpoint, progress: Progress) -> Source:

@@ -101,8 +101,8 @@ class MeasuredLength:
 
     _TABLE_AGE = 8
     """Steps between two cost tables: estimates move slowly, and a table takes longer to make than to use."""
-    _TRIALS = 2
-    """Steps of each row count that are measured before the table is trusted."""
+    _TRIALS = 3
+    """Steps of each row count that are measured before the table is trusted; the first of them may set things up."""
 
     def __init__(
         self,
@@ -117,6 +117,8 @@ class MeasuredLength:
         self._policy = policy or KPolicy()
         self.acceptance = acceptance or AcceptanceEstimate()
         self._state = KState()
+        self._reach = k_max
+        """Largest K that is priced: all of them with a new table, else one more than the last decision."""
         self._buckets: dict[int, _Costs] = {}
         # Largest first: what a step of K=k_max costs bounds the rest, and 1 and 2 rows are what parking asks about.
         self._to_try = [k for k in dict.fromkeys((k_max, 0, 1, k_max // 2)) if k <= k_max] * self._TRIALS
@@ -132,17 +134,21 @@ class MeasuredLength:
         costs = self._costs(kv_len)
         if costs.table is None or costs.unread >= self._TABLE_AGE:
             costs.table, costs.unread = _table(costs, self._min_rows), 0
+            self._reach = self._k_max
         return costs.table
 
     def plan(self, k_max: int, prompt_tokens: int, kv_len: int) -> LengthPlan:
-        k_max = min(k_max, self._k_max)
         table = self.table(kv_len)
         if table is None:
             k = min(self._to_try[0], k_max) if self._to_try else 0
             return LengthPlan(k, "batched", f"K={k}: measuring what a step costs")
-        decision = choose_k(self.acceptance, table, k_max, self._state, self._policy)
+        if k_max < 1 or self._k_max < 1:
+            return LengthPlan(0, "batched", "K=0: no room to draft")
+        # Decided as if there were room, and cut afterwards: the end of a text must not park the next one.
+        decision = choose_k(self.acceptance, table, self._reach, self._state, self._policy)
         self._state = decision.state
-        return LengthPlan(decision.k, decision.head_mode, decision.reason)
+        self._reach = min(decision.k + 1, self._k_max)
+        return LengthPlan(min(decision.k, k_max), decision.head_mode, decision.reason)
 
     def observe(self, result: StepResult, kv_len: int) -> None:
         if self._to_try and result.k == self._to_try[0]:

@@ -1,0 +1,42 @@
+"""``edge-runtime``: the device's command line. Knows which commands there are; each has a file of its own."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import click
+
+from .. import __version__
+from ..console import OneLineErrors
+
+_COMMANDS = {
+    "generate": "Continue a prompt, streaming.",
+    "chat": "Talk with the model; earlier turns stay in its cache.",
+    "demo": "Plain against speculative decoding, as a table.",
+    "bench": "Measure against other programs, side by side.",
+}
+
+
+class _LazyCommands(OneLineErrors):
+    """Loads a command's module when it is asked for: ``--help`` must not wait for onnxruntime."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in _COMMANDS:
+            return None
+        command: Any = getattr(importlib.import_module(f".{name}", __name__), name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+
+@click.group(cls=_LazyCommands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="edge-runtime")
+def main() -> None:
+    """Gemma on a small board, within its limits."""

@@ -1,0 +1,88 @@
+"""``edge-runtime generate``: one prompt, one answer, streamed. Knows options and output, no engine."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..generation import Generation, GenerationResult
+from ..loading import LoadedBundle, length_policy, load_bundle
+from ..session import Session
+from ..text.stream import TextStream
+from .options import bundle_options, load_settings, read_prompt, sampling_options, sampling_params
+from .progress import prefill_progress
+
+
+@click.command()
+@bundle_options
+@click.option("--prompt", help="Text to continue.")
+@click.option("--prompt-file", type=click.Path(path_type=Path), help="File with the text to continue.")
+@sampling_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object in place of the text.")
+def generate(prompt: str | None, prompt_file: Path | None, as_json: bool, **given: Any) -> None:
+    """Continue a prompt, streaming the text as it is certain."""
+    text = read_prompt(prompt, prompt_file)
+    params, length = sampling_params(given), length_policy(given["k"])
+    bundle = load_bundle(given["bundle"], load_settings(given))
+    try:
+        decoder = bundle.decoder(given["drafter"], length)
+        session = Session(
+            bundle.target.info,
+            bundle.tokenizer.encode(text),
+            params,
+            max_tokens=given["max_tokens"],
+            eos_ids=bundle.manifest.tokenizer.eos_ids,
+            seed=given["seed"],
+            policy=given["policy"],
+        )
+        stream = TextStream(bundle.tokenizer.piece_bytes, given["stop"])
+        with prefill_progress(session.prompt_len) as progress:
+            generation = Generation(decoder, session, stream, progress=progress)
+            pieces = iter(generation)
+            first = next(pieces)
+        for piece in itertools.chain((first,), pieces):
+            if not as_json:
+                click.echo(piece.text, nl=False)
+        click.echo(json.dumps(_report(bundle, generation.result())) if as_json else "")
+    finally:
+        bundle.close()
+
+
+def _report(bundle: LoadedBundle, result: GenerationResult) -> dict[str, Any]:
+    return {
+        "text": result.text,
+        "tokens": result.tokens,
+        "finish_reason": result.finish_reason,
+        "usage": {"prompt_tokens": result.prompt_tokens, "completion_tokens": len(result.tokens)},
+        "timings": {
+            "load_s": bundle.load_s,
+            "ttft_ms": _ms(result.ttft_s),
+            "tpot_ms": _ms(result.tpot_s),
+            "prefill_ms": _ms(result.prefill_s),
+            "draft_ms": _ms(result.draft_s),
+            "verify_ms": _ms(result.verify_s),
+            "overhead_ms": _ms(result.overhead_s),
+        },
+        "speculation": {
+            "drafter": result.drafter,
+            "reason": result.reason,
+            "steps": result.steps,
+            "drafted": result.drafted,
+            "accepted": result.accepted,
+            "acceptance_rate": result.acceptance_rate,
+            "acceptance_length": result.acceptance_length,
+            "mean_accepted_drafts": result.accepted_length,
+            "acceptance_by_position": result.acceptance_by_position,
+            "steps_by_num_draft_tokens": result.steps_by_drafted,
+        },
+        "mean_log_likelihood": result.mean_log_likelihood,
+    }
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(1e3 * seconds, 3)
+
