@@ -53,6 +53,17 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
+class MappedTensor:
+    """An initializer that several graphs name: the engine maps it once and hands it to all of them."""
+
+    name: str
+    file: str
+    offset: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Screen:
     """A second way through the head: a coarse 4-bit table finds the best rows, the exact one scores them again.
 
@@ -78,6 +89,8 @@ class Model:
     """Graph: logits -> argmax, candidates, log-sum-exp, gathered logits."""
     screen: Screen | None
     weights: tuple[str, ...]
+    table: tuple[MappedTensor, ...]
+    """The block-coded embedding, read row by row by body and readout; empty where it is dense."""
     precision: str
     accuracy_level: int
     """MatMulNBits: 0 for none, 1 = fp32 activations, 4 = 8-bit activations."""

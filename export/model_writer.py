@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -10,10 +10,10 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from edge_runtime.bundle import Model, Screen, Tensor
+from edge_runtime.bundle import MappedTensor, Model, Screen, Tensor
 
 from .checkpoint import Checkpoint, effective_norm
-from .dialects.ort import Spelling, spell_body, spell_head
+from .dialects.ort import Spelling, spell_body, spell_head, table_regions
 from .dialects.ort_readout import SCREENED, Rescore, spell_readout, spell_screened_readout
 from .gemma import describe
 from .graph import AddNorm, Attention, Graph, Linear, RmsNorm
@@ -96,6 +96,7 @@ def write_model(directory: Path, plan: ModelPlan, recipe: ExportRecipe, progress
         readout=f"{plan.role}.readout.onnx",
         screen=screen,
         weights=_weight_files(spelling),
+        table=_mapped_table(weights[(Graph.EMBED,)]),
         precision=plan.precision,
         accuracy_level=recipe.accuracy_level if quantised else 0,
         vocab_size=plan.vocab_size,
@@ -157,6 +158,16 @@ def _store_products(
         done += sizes[names]
     progress(plan.role, total, total)
     return stored
+
+
+def _mapped_table(parts: Sequence[Stored]) -> tuple[MappedTensor, ...]:
+    (table,) = parts
+    if not isinstance(table, Blocks):
+        return ()
+    return tuple(
+        MappedTensor(name, region.file, region.offset, region.dtype, region.shape)
+        for name, region in table_regions(Graph.EMBED, table)
+    )
 
 
 def _wants_screen(plan: ModelPlan, recipe: ExportRecipe) -> bool:

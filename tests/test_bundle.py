@@ -33,7 +33,7 @@ def bundle(tmp_path: Path) -> Path:
         (tmp_path / name).write_bytes(name.encode() * 50)
     entries = tuple(FileEntry(n, (tmp_path / n).stat().st_size, file_sha256(tmp_path / n)) for n in FILES)
     model = Model(
-        body=FILES[0], head=FILES[1], readout=FILES[2], screen=None, weights=(FILES[3],), precision="fp32",
+        body=FILES[0], head=FILES[1], readout=FILES[2], screen=None, weights=(FILES[3],), table=(), precision="fp32",
         accuracy_level=0, vocab_size=64, token_ids=None, hidden_size=8, candidates=64, max_context=32,
         kv_dtype="float32", layers=(KvLayer(1, 4, 8), KvLayer(1, 4, None)), io=(),
     )  # fmt: skip

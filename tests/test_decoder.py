@@ -425,3 +425,18 @@ def test_a_drafter_that_breaks_its_promises_is_named() -> None:
         with pytest.raises(ValueError, match="scripted proposed a token outside"):
             decoder.step(session)
         assert session.length == len(PROMPT) + 1
+
+
+@pytest.mark.parametrize("max_rows", [2, 3, 4, 8])
+@pytest.mark.parametrize("k", range(7))
+def test_a_step_feeds_whatever_the_cache_lacks(k: int, max_rows: int) -> None:
+    """Also a whole prompt, with a draft behind it."""
+    wanted = plain(WHOLE, max_tokens=20)
+    engine = FakeEngine(WHOLE, max_rows=max_rows)
+    session = Session(engine.info, PROMPT, GREEDY, max_tokens=20)
+    decoder = Decoder(engine, draft_model(WHOLE, max_rows=max_rows), FixedLength(k))
+    while session.finish_reason is None:
+        decoder.step(session)
+        session.kv_len = max(0, session.kv_len - 3)
+    assert session.tokens.tolist() == wanted.tokens.tolist()
+    assert session.totals.accepted == session.totals.drafted

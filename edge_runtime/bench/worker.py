@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from .peers.protocol import Peer
-from .resident import peak_resident_bytes
+from ..resident import peak_resident_bytes
 
 _PEERS = {
     "ours": ("ours", "OursPeer"),

@@ -85,4 +85,3 @@ def _report(bundle: LoadedBundle, result: GenerationResult) -> dict[str, Any]:
 
 def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(1e3 * seconds, 3)
-

@@ -68,11 +68,14 @@ class OrtEngine:
             min_rows=min_rows,
             token_ids=self._token_ids,
         )
+        shared = {} if settings.device == "cuda" else _map_table(directory, model)
         # The head first: its table is the largest mapping, and peak memory is what sinks an 8 GB board.
         self._screen = model.screen if settings.head == "screened" else None
         self._head = _session(directory / (self._screen.head if self._screen else model.head), settings)
-        self._body = _session(directory / model.body, settings)
-        self._readout = _session(directory / (self._screen.readout if self._screen else model.readout), settings)
+        self._body = _session(directory / model.body, settings, shared)
+        readout = self._screen.readout if self._screen else model.readout
+        self._readout = _session(directory / readout, settings, shared if self._screen else {})
+        self._shared = shared
         self._arrays = _Arrays(model, settings)
         self._cuda = settings.device == "cuda"
         self._body_bindings: dict[tuple[int, int], onnxruntime.IOBinding] = {}
@@ -146,7 +149,7 @@ class OrtEngine:
         self._body_bindings.clear()
         self._head_bindings.clear()
         self._readout_bindings.clear()
-        del self._body, self._head, self._readout
+        del self._body, self._head, self._readout, self._shared
 
     def _run(
         self, session: onnxruntime.InferenceSession, binding: onnxruntime.IOBinding, small: Mapping[str, Any] | None
@@ -302,7 +305,20 @@ def _read_token_ids(directory: Path, model: Model) -> NDArray[np.int64] | None:
     return ids
 
 
-def _session(path: Path, settings: OrtSettings) -> onnxruntime.InferenceSession:
+def _map_table(directory: Path, model: Model) -> dict[str, onnxruntime.OrtValue]:
+    """The embedding, mapped once: left to themselves, two sessions map it twice, and both count."""
+    import onnxruntime
+
+    values = {}
+    for tensor in model.table:
+        mapped = np.memmap(directory / tensor.file, tensor.dtype, "r", tensor.offset, tensor.shape)
+        values[tensor.name] = onnxruntime.OrtValue.ortvalue_from_numpy(mapped)
+    return values
+
+
+def _session(
+    path: Path, settings: OrtSettings, shared: Mapping[str, onnxruntime.OrtValue] | None = None
+) -> onnxruntime.InferenceSession:
     import onnxruntime
 
     provider = _PROVIDERS[settings.device]
@@ -316,6 +332,8 @@ def _session(path: Path, settings: OrtSettings) -> onnxruntime.InferenceSession:
     # Each session has a pool of threads, and one that still spins takes its core from the next session: without this
     # two threads on two cores are slower than one (measured: 33 ms a step against 14).
     options.add_session_config_entry("session.force_spinning_stop", "1")
+    for name, value in (shared or {}).items():
+        options.add_initializer(name, value)
     provider_options: dict[str, Any] = {}
     if settings.device == "cuda":
         provider_options["arena_extend_strategy"] = "kSameAsRequested"

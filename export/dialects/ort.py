@@ -92,14 +92,18 @@ def external_tensor(name: str, region: Region) -> onnx.TensorProto:
     return tensor
 
 
-def block_table(add: Callable[[onnx.TensorProto], str], name: str, table: Blocks) -> list[str]:
-    """The inputs of a GatherBlockQuantized over ``table``, indices left out: the bytes that the head's product reads."""
-    flat = (table.rows, table.columns * table.bits // 8)
-    inputs = [add(external_tensor(name, replace(table.quants, shape=flat)))]
-    inputs.append(add(external_tensor(f"{name}.scales", table.scales)))
+def table_regions(name: str, table: Blocks) -> list[tuple[str, Region]]:
+    """Initializers of a table whose rows are gathered: the bytes that the head's product reads."""
+    regions = [(name, replace(table.quants, shape=(table.rows, table.columns * table.bits // 8)))]
+    regions.append((f"{name}.scales", table.scales))
     if table.zero_points is not None:
-        inputs.append(add(external_tensor(f"{name}.zero_points", table.zero_points)))
-    return inputs
+        regions.append((f"{name}.zero_points", table.zero_points))
+    return regions
+
+
+def block_table(add: Callable[[onnx.TensorProto], str], name: str, table: Blocks) -> list[str]:
+    """The inputs of a GatherBlockQuantized over ``table``, indices left out."""
+    return [add(external_tensor(part, region)) for part, region in table_regions(name, table)]
 
 
 class _Speller:
