@@ -11,11 +11,13 @@ from edge_runtime.cost import CostTable
 from edge_runtime.decoder import Decoder
 from edge_runtime.drafters.draft_model import DraftModel
 from edge_runtime.drafters.length import FixedLength
+from edge_runtime.engines.protocol import Floats, Ids
 from edge_runtime.errors import EngineError
 from edge_runtime.generation import Generation, GenerationResult, Piece
 from edge_runtime.sampling import SamplingParams
 from edge_runtime.session import Session
 from edge_runtime.testing import FakeEngine, FakeModel, ManualClock, ScriptedDraft
+from edge_runtime.text.stream import TextStream
 
 GREEDY = SamplingParams(temperature=0.0)
 MODEL = FakeModel()
@@ -153,6 +155,33 @@ def test_a_failure_in_the_middle_can_be_taken_up() -> None:
         list(made)
     _, result = run(made)
     assert result.text == spell(ANSWER[:20])
+
+
+@pytest.mark.parametrize("k", range(6))
+def test_characters_and_stops_that_span_tokens_and_steps(k: int) -> None:
+    """The real stream, with every character cut into single bytes."""
+    wanted = "à€😀 né"
+    pieces = dict(enumerate(wanted.encode()))
+    prompt, answer = [60], list(pieces)
+    for stops, text in (((), wanted), (("😀 n",), "à€")):
+        # A model whose order is one token: token t is followed by t + 1.
+        engine = FakeEngine(_Counting())
+        drafter = ScriptedDraft([*prompt, *answer, *range(len(answer), 40)])
+        session = Session(engine.info, prompt, GREEDY, max_tokens=len(answer))
+        made = Generation(Decoder(engine, drafter, FixedLength(k)), session, TextStream(pieces.__getitem__, stops))
+        parts = [piece.text for piece in made]
+        assert "".join(parts) == made.result().text == text
+        assert "\ufffd" not in text
+        count = len(answer) if not stops else wanted.encode().index(b" n") + 2
+        assert made.result().tokens == tuple(answer[:count])
+
+
+class _Counting(FakeModel):
+    def logits(self, digest: int, ids: Ids) -> Floats:
+        return (8.0 * (ids == digest)).astype(np.float32)
+
+    def extend(self, digest: int, token: int) -> int:
+        return 0 if token == 60 else token + 1
 
 
 def test_the_figures() -> None:
