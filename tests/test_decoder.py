@@ -13,7 +13,6 @@ from edge_runtime.drafters.draft_model import DraftModel
 from edge_runtime.drafters.length import FixedLength, LengthPlan
 from edge_runtime.drafters.prompt_lookup import PromptLookup
 from edge_runtime.drafters.protocol import Drafter
-from edge_runtime.errors import EngineError, InputError, PromptTooLong
 from edge_runtime.sampling import SamplingParams
 from edge_runtime.session import Session, StepResult, common_prefix
 from edge_runtime.testing import FakeEngine, FakeModel, ScriptedDraft, decode
@@ -302,74 +301,6 @@ def test_sessions_of_one_slot_take_turns() -> None:
         assert session.totals.accepted == session.totals.drafted > 0
 
 
-@pytest.mark.parametrize("fail_after", range(14))
-@pytest.mark.parametrize("who", ["target", "draft"])
-def test_engine_failure_leaves_the_session_able_to_go_on(who: str, fail_after: int) -> None:
-    for params, seed in ((GREEDY, None), (SamplingParams(top_k=8), 4)):
-        wanted = plain(WHOLE, params, seed=seed, max_tokens=30)
-        engine, draft_engine = FakeEngine(WHOLE, max_rows=4), FakeEngine(WHOLE, max_rows=4)
-        decoder = Decoder(engine, DraftModel(draft_engine, engine.info), FixedLength(3, 2))
-        session = Session(engine.info, PROMPT, params, seed=seed, max_tokens=30)
-        (engine if who == "target" else draft_engine).fail_after = fail_after
-        with pytest.raises(EngineError):
-            decode(decoder, session)
-        assert session.kv_len <= session.length
-        assert session.finish_reason is None
-        decode(decoder, session)
-        assert session.tokens.tolist() == wanted.tokens.tolist()
-        assert session.totals.accepted == session.totals.drafted
-
-
-@pytest.mark.parametrize(
-    ("params", "seed"),
-    [(GREEDY, None), (SamplingParams(), None), (SamplingParams(top_k=4), None), (SamplingParams(), 1)],
-)
-def test_rows_that_are_not_finite_are_an_error(params: SamplingParams, seed: int | None) -> None:
-    engine = FakeEngine(WHOLE)
-    decoder = Decoder(engine, draft_model(WHOLE), FixedLength(3))
-    session = Session(engine.info, PROMPT, params, seed=seed, max_tokens=20)
-    decoder.prefill(session)
-    engine.broken_rows = True
-    with pytest.raises(EngineError, match="not usable"):
-        decoder.step(session)
-    assert session.length == len(PROMPT) + 1
-
-
-def test_progress_may_stop_a_prefill() -> None:
-    engine = FakeEngine(WHOLE, max_rows=2)
-    session = Session(engine.info, PROMPT, GREEDY, max_tokens=5)
-
-    def leave(done: int, total: int) -> None:
-        if done == 4:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        Decoder(engine).prefill(session, leave)
-    assert session.kv_len == 4
-    engine.calls.clear()
-    decode(Decoder(engine), session)
-    assert session.tokens.tolist() == plain(WHOLE, max_tokens=5).tokens.tolist()
-    assert sum(engine.rows_of("forward")) == len(PROMPT) - 4 + 4
-
-
-def test_cut_takes_tokens_logprobs_and_cache_back() -> None:
-    engine = FakeEngine(WHOLE)
-    decoder = Decoder(engine, draft_model(WHOLE), FixedLength(4))
-    session = Session(engine.info, PROMPT, GREEDY, max_tokens=30)
-    decode(decoder, session)
-    wanted = session.tokens.tolist()
-    for length in (session.length, len(PROMPT) + 7, len(PROMPT) + 1, len(PROMPT)):
-        session.cut(length)
-        session.finish_reason = None
-        assert len(session.logprobs) == len(session.generated) == length - len(PROMPT)
-        assert session.kv_len <= length
-        if length < len(wanted):
-            decode(decoder, session)
-        assert session.tokens.tolist() == wanted
-    with pytest.raises(ValueError, match="cannot cut"):
-        session.cut(len(PROMPT) - 1)
-
-
 def test_threshold_is_lossy_and_says_what_it_keeps() -> None:
     """Kept: what the target gives half of its mass at temperature 1. Two drafts cannot both have it."""
     sure = FakeModel(vocab_size=4, scale=1.0)
@@ -396,35 +327,6 @@ def test_threshold_is_lossy_and_says_what_it_keeps() -> None:
             assert session.totals.accepted == accepted
             assert session.tokens[place + 1] == (wrong if accepted else text[place + 1])
     assert kept_others > 0
-
-
-@pytest.mark.parametrize(
-    ("prompt", "options", "error"),
-    [
-        ([], {}, InputError),
-        ([1] * 16, {}, PromptTooLong),
-        ([1, 64], {}, InputError),
-        ([1, -1], {}, InputError),
-        ([1], {"max_tokens": 0}, InputError),
-        ([1], {"kv_len": 2}, InputError),
-        ([1], {"threshold": 0.0}, InputError),
-    ],
-)
-def test_sessions_refuse(prompt: list[int], options: dict[str, int], error: type[InputError]) -> None:
-    with pytest.raises(error):
-        Session(FakeEngine(WHOLE, capacity=16).info, prompt, GREEDY, **options)  # type: ignore[arg-type]
-
-
-def test_a_drafter_that_breaks_its_promises_is_named() -> None:
-    engine = FakeEngine(WHOLE)
-    for text in ([64] * 40, [-1] * 40):
-        drafter = ScriptedDraft(text)
-        session = Session(engine.info, PROMPT, GREEDY)
-        decoder = Decoder(engine, drafter, FixedLength(2))
-        decoder.prefill(session)
-        with pytest.raises(ValueError, match="scripted proposed a token outside"):
-            decoder.step(session)
-        assert session.length == len(PROMPT) + 1
 
 
 @pytest.mark.parametrize("max_rows", [2, 3, 4, 8])

@@ -161,7 +161,7 @@ def test_a_failure_in_the_middle_can_be_taken_up() -> None:
 def test_characters_and_stops_that_span_tokens_and_steps(k: int) -> None:
     """The real stream, with every character cut into single bytes."""
     wanted = "à€😀 né"
-    pieces = dict(enumerate(wanted.encode()))
+    pieces = {token: bytes([byte]) for token, byte in enumerate(wanted.encode())}
     prompt, answer = [60], list(pieces)
     for stops, text in (((), wanted), (("😀 n",), "à€")):
         # A model whose order is one token: token t is followed by t + 1.
