@@ -116,7 +116,7 @@ def parity(bundle: Path, reference: Path, text: Path | None, greedy: bool, deter
             manifest,
             checkpoint,
             text=None if text is None else _read_text(text),
-            prompts=parity_prompts() if greedy else (),
+            greedy_prompts=parity_prompts() if greedy else (),
             deterministic=deterministic,
             progress=progress,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import onnx
@@ -29,7 +30,7 @@ _SPARE_POSITIONS = 8
 
 
 _SCREEN = ("screen",)
-_SCREEN_BLOCK = 64
+_SCREEN_BLOCK: Literal[64] = 64
 
 Weights = Mapping[tuple[str, ...], tuple[Stored, ...]]
 """By the names of a product; the key ("head",) is a reduced head."""

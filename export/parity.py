@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import yaml
 from edge_runtime.text.tokenizer import Tokenizer
 from numpy.typing import NDArray
 
+from edge_runtime.bench.corpus import SAMPLE_TOKENS, Prompt, prompts, sample_text
 from edge_runtime.bundle import TARGET, Manifest
 from edge_runtime.engines.ort import OrtEngine, OrtSettings
 from edge_runtime.engines.protocol import Engine, HeadRequest, StepInput
@@ -22,9 +22,6 @@ from edge_runtime.engines.protocol import Engine, HeadRequest, StepInput
 from .checkpoint import Checkpoint
 from .reference import Reference
 
-_DATA = Path(__file__).parent / "data"
-SAMPLE_START, SAMPLE_TOKENS = 3000, 400
-"""The text sample: this many tokens after this character of the GPL-3, the figures' common ground."""
 _CHUNK = 8
 
 Floats = NDArray[np.float32]
@@ -53,22 +50,13 @@ class GreedyRun:
     of: int
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    name: str
-    text: str
-
-
 def parity_prompts() -> tuple[Prompt, ...]:
-    data = yaml.safe_load((_DATA / "prompts.yaml").read_text(encoding="utf-8"))
-    return tuple(Prompt(item["name"], item["text"]) for item in data)
+    return prompts("open")
 
 
 def sample_ids(tokenizer: Tokenizer, text: str | None = None, tokens: int = SAMPLE_TOKENS) -> Ids:
     """[tokens + 1] with the begin-of-text id: the GPL sample, or the start of ``text``."""
-    if text is None:
-        text = (_DATA / "gpl-3.txt").read_text(encoding="utf-8")[SAMPLE_START:]
-    return np.array(tokenizer.encode(text)[: tokens + 1], np.int64)
+    return np.array(tokenizer.encode(sample_text() if text is None else text)[: tokens + 1], np.int64)
 
 
 def measure_parity(
@@ -77,7 +65,7 @@ def measure_parity(
     checkpoint: Checkpoint,
     *,
     text: str | None = None,
-    prompts: Sequence[Prompt] = (),
+    greedy_prompts: Sequence[Prompt] = (),
     greedy_tokens: int = 64,
     deterministic: bool = False,
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
@@ -93,8 +81,8 @@ def measure_parity(
     try:
         rows = _compare_rows(engine, ids, wanted)
         runs = []
-        for i, prompt in enumerate(prompts):
-            progress("greedy", i, len(prompts))
+        for i, prompt in enumerate(greedy_prompts):
+            progress("greedy", i, len(greedy_prompts))
             prompt_ids = np.array(tokenizer.encode(prompt.text), np.int64)
             runs.append(_greedy_run(engine, reference, prompt.name, prompt_ids, greedy_tokens))
         progress("greedy", 1, 1)

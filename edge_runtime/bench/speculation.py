@@ -11,15 +11,10 @@ from ..loading import LoadedBundle
 from ..sampling import SamplingParams
 from ..session import Session
 from ..text.stream import TextStream
+from .corpus import Prompt
 from .stats import Ratio, paired_ratio
 
 _NGRAM = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    name: str
-    text: str
 
 
 @dataclass(frozen=True, slots=True)

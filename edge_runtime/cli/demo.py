@@ -8,7 +8,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from ..bench.speculation import Case, Prompt, PromptFigures, compare_plain, generate_once
+from ..bench.corpus import Prompt
+from ..bench.speculation import Case, PromptFigures, compare_plain, generate_once
 from ..generation import GenerationResult
 from ..loading import LoadedBundle, LoadSettings, load_bundle
 from ..resident import resident
