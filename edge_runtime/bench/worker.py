@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
-from .peers.protocol import Peer
 from ..resident import peak_resident_bytes
+from .peers.protocol import Peer
 
 _PEERS = {
     "ours": ("ours", "OursPeer"),

@@ -198,13 +198,13 @@ class OrtEngine:
         arrays.logits.bind(binding.bind_input, "logits", (count, model.vocab_size))
         _bind_host(binding.bind_input, "inverse_temperature", arrays.inverse_temperature, ())
         _bind_host(binding.bind_input, "gather_rows", arrays.gather_rows, (count, 1))
-        outputs = {
-            "argmax": np.zeros(count, np.int64),
-            "candidate_ids": np.zeros((count, model.candidates), np.int64),
-            "candidate_logits": np.zeros((count, model.candidates), np.float32),
-            "logsumexp": np.zeros(count, np.float32),
-            "gathered": np.zeros((count, 1), np.float32),
-        }
+        output = HeadOutput(
+            argmax=np.zeros(count, np.int64),
+            candidate_ids=np.zeros((count, model.candidates), np.int64),
+            candidate_logits=np.zeros((count, model.candidates), np.float32),
+            logsumexp=np.zeros(count, np.float32),
+            gathered=np.zeros((count, 1), np.float32),
+        )
         rescored_rows = rescored_logits = None
         if self._screen is not None:
             arrays.hidden.bind(binding.bind_input, "hidden", (count, model.hidden_size), first_row=first)
@@ -212,9 +212,10 @@ class OrtEngine:
             rescored_logits = np.zeros((count, self._screen.rescored), np.float32)
             _bind_host(binding.bind_output, "rescored_rows", rescored_rows, rescored_rows.shape)
             _bind_host(binding.bind_output, "rescored_logits", rescored_logits, rescored_logits.shape)
-        for name, array in outputs.items():
+        for name in ("argmax", "candidate_ids", "candidate_logits", "logsumexp", "gathered"):
+            array = getattr(output, name)
             _bind_host(binding.bind_output, name, array, array.shape)
-        return _Readout(binding, HeadOutput(**outputs), rescored_rows, rescored_logits)
+        return _Readout(binding, output, rescored_rows, rescored_logits)
 
 
 @dataclass(frozen=True, slots=True)

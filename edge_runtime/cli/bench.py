@@ -1,0 +1,162 @@
+"""``edge-runtime bench``: the figures of this machine, as tables and as JSON. Knows what to show, measures nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from .. import __version__
+from ..bench.against import OURS, PeerFigures, PeerSource, Plan, compare_peers
+from ..bench.corpus import SAMPLE_TOKENS, prompts, sample_text
+from ..bench.speculation import Case, PromptFigures, compare_plain
+from ..bench.verdict import Verdict, engine_verdicts, speculation_verdicts
+from ..loading import LoadedBundle, LoadSettings, load_bundle
+from ..sampling import SamplingParams
+
+_GREEDY = Case("greedy", SamplingParams(temperature=0.0))
+_SAMPLED = Case("sampled", SamplingParams(temperature=1.0, top_k=64, top_p=0.95))
+_MODULES = {"llama.cpp": "llama_cpp", "transformers": "transformers"}
+
+
+@click.command()
+@click.option("--bundle", default="bundles/gemma-3-270m", type=click.Path(path_type=Path), show_default=True)
+@click.option("--gguf", type=click.Path(path_type=Path), help="The checkpoint of the bundle, for the peers.")
+@click.option("--threads", type=click.IntRange(1), default=os.cpu_count() or 1, show_default=True)
+@click.option("--rounds", type=click.IntRange(2), default=12, show_default=True, help="Interleaved rounds.")
+@click.option("--tokens", type=click.IntRange(16), default=64, show_default=True, help="Tokens of each text.")
+@click.option("--only", type=click.Choice(["peers", "speculation"]), help="One part of it.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the figures here as well.")
+def bench(
+    bundle: Path,
+    gguf: Path | None,
+    threads: int,
+    rounds: int,
+    tokens: int,
+    only: str | None,
+    json_path: Path | None,
+) -> None:
+    """Measure the engine against llama.cpp and transformers, and drafting against plain decoding, side by side."""
+    loaded = load_bundle(bundle, LoadSettings(context=1024, threads=threads))
+    size = sum(entry.bytes for entry in loaded.manifest.files)
+    verdicts: list[Verdict] = []
+    peers: tuple[PeerFigures, ...] = ()
+    drafts: tuple[PromptFigures, ...] = ()
+    console = Console()
+    try:
+        with _progress() as progress:
+            if only != "speculation":
+                loaded.close()  # one model in memory at a time: it would count in no figure, and yet disturb
+                peers = _peers(loaded, gguf, Plan(rounds=rounds, threads=threads), progress)
+                loaded = load_bundle(bundle, LoadSettings(context=1024, threads=threads))
+            if only != "peers":
+                cases = (_GREEDY, _SAMPLED)
+                decoder = loaded.decoder()
+                drafts = compare_plain(
+                    loaded, decoder, prompts(), cases, rounds=rounds, max_tokens=tokens, progress=progress
+                )
+    finally:
+        loaded.close()
+    if peers:
+        console.print(_peer_table(peers, threads))
+        verdicts += engine_verdicts(peers, size)
+    if drafts:
+        console.print(_draft_table(drafts))
+        verdicts += speculation_verdicts(drafts)
+    for verdict in verdicts:
+        console.print(f"{'met ' if verdict.met else 'MISSED'} {verdict.claim}: {verdict.found}", highlight=False)
+    if json_path is not None:
+        _write(json_path, bundle, threads, peers, drafts, verdicts)
+
+
+def _peers(
+    loaded: LoadedBundle, gguf: Path | None, plan: Plan, progress: Callable[[str, int, int], None]
+) -> tuple[PeerFigures, ...]:
+    sources = [PeerSource(OURS, loaded.directory)]
+    for kind, module in _MODULES.items():
+        if gguf is None or importlib.util.find_spec(module) is None:
+            why = "no --gguf was given" if gguf is None else f"{module} is not installed"
+            click.echo(f"{kind} is left out: {why}", err=True)
+        else:
+            sources.append(PeerSource(kind, gguf))
+    ids = [loaded.tokenizer.encode(prompt.text) for prompt in prompts("open")]
+    sample = loaded.tokenizer.encode(sample_text())[: SAMPLE_TOKENS + 1]
+    return compare_peers(sources, ids, sample, plan, progress)
+
+
+def _peer_table(peers: tuple[PeerFigures, ...], threads: int) -> Table:
+    table = Table(title=f"Engines, {threads} threads, medians of interleaved rounds; x: ours over that peer")
+    for column in ("program", "load s", "NLL", "ms/token", "rows 2", "rows 4", "rows 8", "peak MB"):
+        table.add_column(column, justify="left" if column == "program" else "right")
+    for peer in peers:
+        rows = [f"{peer.verify_ms[count]:.1f}" for count in sorted(peer.verify_ms)]
+        table.add_row(
+            peer.kind, f"{peer.load_s:.1f}", f"{peer.nll:.4f}", f"{peer.decode_ms:.1f}", *rows,
+            f"{peer.peak_bytes / 1e6:.0f}",
+        )  # fmt: skip
+        if peer.decode_speedup is not None:
+            ratios = [str(peer.verify_speedup[count]) for count in sorted(peer.verify_speedup)]
+            table.add_row("", "", "", str(peer.decode_speedup), *ratios, "", end_section=True)
+    return table
+
+
+def _draft_table(drafts: tuple[PromptFigures, ...]) -> Table:
+    table = Table(title="Speculative over plain decoding of the same bundle, by prompt")
+    for column in ("prompt", "law", "tok/s plain", "tok/s spec", "speed-up", "accepted", "length", "repeats"):
+        table.add_column(column, justify="left" if column in ("prompt", "law") else "right")
+    for figure in drafts:
+        spec = figure.speculative
+        assert spec.tpot_s is not None and figure.plain.tpot_s is not None and spec.acceptance_length is not None
+        rate = "-" if spec.acceptance_rate is None else f"{spec.acceptance_rate:.0%}"
+        table.add_row(
+            figure.prompt, figure.case, f"{1 / figure.plain.tpot_s:.1f}", f"{1 / spec.tpot_s:.1f}", str(figure.speedup),
+            rate, f"{spec.acceptance_length:.2f}", f"{figure.repeat_rate:.0%}",
+        )  # fmt: skip
+    return table
+
+
+def _write(
+    path: Path,
+    bundle: Path,
+    threads: int,
+    peers: tuple[PeerFigures, ...],
+    drafts: tuple[PromptFigures, ...],
+    verdicts: list[Verdict],
+) -> None:
+    report: dict[str, Any] = {
+        "edge_runtime": __version__,
+        "machine": {"processor": platform.processor() or platform.machine(), "cpus": os.cpu_count()},
+        "threads": threads,
+        "bundle": str(bundle),
+        "peers": [asdict(peer) for peer in peers],
+        "speculation": [asdict(figure) for figure in drafts],
+        "verdicts": [asdict(verdict) for verdict in verdicts],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int, int], None]]:
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def report(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=total)
+            bars.update(tasks[what], completed=max(done, 0), total=total)
+
+        yield report
