@@ -98,10 +98,10 @@ class Decoder:
         started = self._clock()
         kv_len = session.kv_len
         most = min(session.room - 1, self.drafter.max_k, self._info.max_rows - 1)
-        plan = self.length.plan(max(most, 0), session.prompt_len, kv_len)
+        plan = self.length.plan(max(most, 0), session.prompt_len, kv_len, session.drafting)
         result = self._step(session, plan, started)
         session.totals.add(result)
-        self.length.observe(result, kv_len)
+        self.length.observe(result, kv_len, session.drafting)
         return result
 
     def _feed(self, session: Session, keep: int, progress: Progress | None = None) -> None:

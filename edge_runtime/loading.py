@@ -16,6 +16,7 @@ from .drafters.protocol import Drafter, NoDraft
 from .engines.ort import OrtEngine, OrtSettings
 from .errors import ConfigError
 from .text.tokenizer import Tokenizer
+from .warmup import measure_costs
 
 DrafterName = Literal["auto", "none", "lookup", "draft"]
 MAX_DRAFT_TOKENS = 7
@@ -64,7 +65,10 @@ class LoadedBundle:
     def decoder(self, drafter: DrafterName = "auto", length: LengthPolicy | None = None) -> Decoder:
         made = self.drafter(drafter)
         if length is None:
-            length = MeasuredLength(made.max_k, self.target.info.min_rows)
+            length = measured = MeasuredLength(made.max_k, self.target.info.min_rows)
+            if made.max_k:
+                draft = self.draft if isinstance(made, DraftModel) else None
+                measured.prime(measure_costs(self.target, draft, made.max_k))
         return Decoder(self.target, made, length, max_head_rows=self.max_head_rows)
 
 

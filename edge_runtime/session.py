@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from .cost import HeadMode
 from .engines.protocol import EngineInfo, Ids
 from .errors import InputError, PromptTooLong
+from .ledger import TextState
 from .sampling import SamplingParams
 
 FinishReason = Literal["stop", "length"]
@@ -117,7 +118,7 @@ class Session:
     """Tokens, their log-probabilities, and how far the target's cache has them."""
 
     __slots__ = (
-        "_buffer", "_logprobs", "eos_ids", "finish_reason", "kv_len", "length", "limit", "params", "policy",
+        "_buffer", "_logprobs", "drafting", "eos_ids", "finish_reason", "kv_len", "length", "limit", "params", "policy",
         "prefill_s", "prompt_len", "rng", "seed", "slot", "threshold", "totals",
     )  # fmt: skip
 
@@ -172,6 +173,8 @@ class Session:
         self.slot = slot
         self.kv_len = kv_len
         self.finish_reason: FinishReason | None = None
+        self.drafting = TextState()
+        """Of the length policy."""
         self.prefill_s = 0.0
         self.totals = Totals()
 

@@ -13,6 +13,7 @@ from edge_runtime.drafters.draft_model import DraftModel
 from edge_runtime.drafters.length import FixedLength, LengthPlan
 from edge_runtime.drafters.prompt_lookup import PromptLookup
 from edge_runtime.drafters.protocol import Drafter
+from edge_runtime.ledger import TextState
 from edge_runtime.sampling import SamplingParams
 from edge_runtime.session import Session, StepResult, common_prefix
 from edge_runtime.testing import FakeEngine, FakeModel, ScriptedDraft, decode
@@ -32,10 +33,10 @@ class RandomLength:
     def __init__(self, most: int = 6) -> None:
         self._random, self._most = random.Random(1), most
 
-    def plan(self, k_max: int, prompt_tokens: int, kv_len: int) -> LengthPlan:
+    def plan(self, k_max: int, prompt_tokens: int, kv_len: int, text: TextState) -> LengthPlan:
         return LengthPlan(min(k_max, self._random.randint(0, self._most)), "batched", "random")
 
-    def observe(self, result: StepResult, kv_len: int) -> None:
+    def observe(self, result: StepResult, kv_len: int, text: TextState) -> None:
         pass
 
 

@@ -18,6 +18,7 @@ from edge_runtime.drafters.length import FixedLength, MeasuredLength, PromptLeng
 from edge_runtime.drafters.prompt_lookup import PromptLookup
 from edge_runtime.drafters.protocol import DraftContext, NoDraft
 from edge_runtime.errors import ConfigError, VocabularyMismatch
+from edge_runtime.ledger import TextState
 from edge_runtime.noise import gumbel
 from edge_runtime.sampling import SamplingParams, law_over_candidates
 from edge_runtime.session import Session
@@ -122,9 +123,9 @@ def test_acceptance_after_parking_is_full_for_a_self_draft() -> None:
 
         steps = 0
 
-        def plan(self, k_max: int, prompt_tokens: int, kv_len: int):  # type: ignore[no-untyped-def]
+        def plan(self, k_max: int, prompt_tokens: int, kv_len: int, text: TextState):  # type: ignore[no-untyped-def]
             self.steps += 1
-            plan = super().plan(k_max, prompt_tokens, kv_len)
+            plan = super().plan(k_max, prompt_tokens, kv_len, text)
             return plan if self.steps <= 3 or self.steps > 23 else replace(plan, k=0)
 
     target = FakeEngine(MODEL)
@@ -290,9 +291,9 @@ def test_no_draft() -> None:
 
 
 def test_named_lengths() -> None:
-    assert [FixedLength(4).plan(k_max, 100, 0).k for k_max in (0, 3, 9)] == [0, 3, 4]
-    assert PromptLength().plan(100, 300, 0).k == 70
-    assert PromptLength("chat").plan(16, 300, 0).k == 16
+    assert [FixedLength(4).plan(k_max, 100, 0, TextState()).k for k_max in (0, 3, 9)] == [0, 3, 4]
+    assert PromptLength().plan(100, 300, 0, TextState()).k == 70
+    assert PromptLength("chat").plan(16, 300, 0, TextState()).k == 16
     with pytest.raises(ValueError, match="k must be"):
         FixedLength(-1)
 

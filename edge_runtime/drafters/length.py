@@ -6,15 +6,15 @@ very machine, and parks the drafter where it loses.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from edge_runtime.cost import CostTable, HeadMode, dense_by_rows
+from edge_runtime.cost import CostTable, HeadMode, dense_by_rows, step_seconds
 from edge_runtime.estimate import (
     AcceptanceEstimate,
     CostEstimate,
     KPolicy,
-    KState,
     Task,
     choose_k,
     fixed_length,
@@ -22,6 +22,7 @@ from edge_runtime.estimate import (
     observe_cost,
     prompt_length,
 )
+from edge_runtime.ledger import TextState, affordable_k
 
 from ..session import StepResult
 
@@ -39,11 +40,14 @@ class LengthPolicy(Protocol):
     @property
     def name(self) -> str: ...
 
-    def plan(self, k_max: int, prompt_tokens: int, kv_len: int) -> LengthPlan:
-        """K in 0..``k_max``, which is what context, request and drafter leave. Called once before each step."""
+    def plan(self, k_max: int, prompt_tokens: int, kv_len: int, text: TextState) -> LengthPlan:
+        """K in 0..``k_max``, which is what context, request and drafter leave. Called once before each step.
+
+        ``text`` is what this policy remembers of the text; it may write to it.
+        """
         ...
 
-    def observe(self, result: StepResult, kv_len: int) -> None:
+    def observe(self, result: StepResult, kv_len: int, text: TextState) -> None:
         """After the step, with ``kv_len`` as it was planned with."""
         ...
 
@@ -57,10 +61,10 @@ class FixedLength:
         self._k, self._head_mode, self._stop_below = k, head_mode, stop_below
         self._reason = f"fixed K={k}"
 
-    def plan(self, k_max: int, prompt_tokens: int, kv_len: int) -> LengthPlan:
+    def plan(self, k_max: int, prompt_tokens: int, kv_len: int, text: TextState) -> LengthPlan:
         return LengthPlan(fixed_length(self._k, k_max), self._head_mode, self._reason, self._stop_below)
 
-    def observe(self, result: StepResult, kv_len: int) -> None:
+    def observe(self, result: StepResult, kv_len: int, text: TextState) -> None:
         pass
 
 
@@ -72,12 +76,29 @@ class PromptLength:
     def __init__(self, task: Task = "general") -> None:
         self._task: Task = task
 
-    def plan(self, k_max: int, prompt_tokens: int, kv_len: int) -> LengthPlan:
+    def plan(self, k_max: int, prompt_tokens: int, kv_len: int, text: TextState) -> LengthPlan:
         k = prompt_length(prompt_tokens, k_max, self._task)
         return LengthPlan(k, "batched", f"K={k} for a prompt of {prompt_tokens} tokens ({self._task})")
 
-    def observe(self, result: StepResult, kv_len: int) -> None:
+    def observe(self, result: StepResult, kv_len: int, text: TextState) -> None:
         pass
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCosts:
+    """Seconds of engine calls, measured by a warm-up pass."""
+
+    body_s: Mapping[int, float]
+    """By the target's rows."""
+    head_s: Mapping[int, float]
+    draft_s: float
+    """Per drafted token; 0 for a drafter without an engine."""
+    catch_up_s: float
+    """Per token that a parked draft is fed."""
+
+
+_LEAST_PRIOR, _MOST_PRIOR = 0.3, 0.8
+"""Bounds of the acceptance that a text is assumed to have before it shows its own."""
 
 
 @dataclass(slots=True)
@@ -116,16 +137,24 @@ class MeasuredLength:
         self._k_max, self._min_rows = k_max, min_rows
         self._policy = policy or KPolicy()
         self.acceptance = acceptance or AcceptanceEstimate()
-        self._state = KState()
-        self._reach = k_max
-        """Largest K that is priced: all of them with a new table, else one more than the last decision."""
+        """Over all texts; each text starts from it and then has its own."""
+        self.parked = False
+        """Whether the last step was parked."""
         self._buckets: dict[int, _Costs] = {}
         # Largest first: what a step of K=k_max costs bounds the rest, and 1 and 2 rows are what parking asks about.
         self._to_try = [k for k in dict.fromkeys((k_max, 0, 1, k_max // 2)) if k <= k_max] * self._TRIALS
 
-    @property
-    def parked(self) -> bool:
-        return self._state.parked
+    def prime(self, costs: MeasuredCosts) -> None:
+        """Costs measured before the first text: no step of it is then spent on trials."""
+        known = self._costs(0)
+        for rows, seconds in costs.body_s.items():
+            known.body = _seen(known.body, rows, seconds)
+        for rows, seconds in costs.head_s.items():
+            known.head = _seen(known.head, rows, seconds)
+        known.draft = _seen(known.draft, 1, costs.draft_s)
+        known.catch_up = _seen(known.catch_up, 1, costs.catch_up_s)
+        known.table = None
+        self._to_try = []
 
     def table(self, kv_len: int) -> CostTable | None:
         """What is known of a context length; ``None`` before the first trials are over."""
@@ -134,29 +163,49 @@ class MeasuredLength:
         costs = self._costs(kv_len)
         if costs.table is None or costs.unread >= self._TABLE_AGE:
             costs.table, costs.unread = _table(costs, self._min_rows), 0
-            self._reach = self._k_max
         return costs.table
 
-    def plan(self, k_max: int, prompt_tokens: int, kv_len: int) -> LengthPlan:
+    def plan(self, k_max: int, prompt_tokens: int, kv_len: int, text: TextState) -> LengthPlan:
         table = self.table(kv_len)
         if table is None:
             k = min(self._to_try[0], k_max) if self._to_try else 0
             return LengthPlan(k, "batched", f"K={k}: measuring what a step costs")
         if k_max < 1 or self._k_max < 1:
             return LengthPlan(0, "batched", "K=0: no room to draft")
+        if text.acceptance is None:
+            text.acceptance = replace(AcceptanceEstimate(), prior_mean=self._prior())
+        fresh = self._costs(kv_len).unread == 0
+        reach = self._k_max if fresh or text.reach is None else text.reach
         # Decided as if there were room, and cut afterwards: the end of a text must not park the next one.
-        decision = choose_k(self.acceptance, table, self._reach, self._state, self._policy)
-        self._state = decision.state
-        self._reach = min(decision.k + 1, self._k_max)
-        return LengthPlan(min(decision.k, k_max), decision.head_mode, decision.reason)
+        decision = choose_k(text.acceptance, table, reach, text.k_state, self._policy)
+        text.k_state, self.parked = decision.state, decision.state.parked
+        text.reach = min(decision.k + 1, self._k_max)
+        affordable = affordable_k(text.ledger, table, decision.k)
+        reason = (
+            decision.reason if affordable == decision.k else f"K={affordable} of {decision.k}: a draft must pay first"
+        )
+        return LengthPlan(min(affordable, k_max), decision.head_mode, reason)
 
-    def observe(self, result: StepResult, kv_len: int) -> None:
+    def _prior(self) -> float:
+        return min(max(self.acceptance.rates(1)[0], _LEAST_PRIOR), _MOST_PRIOR)
+
+    def observe(self, result: StepResult, kv_len: int, text: TextState) -> None:
         if self._to_try and result.k == self._to_try[0]:
             self._to_try.pop(0)
         elif self._to_try and result.k < self._to_try[0]:
             # The room near the end of a text is less than the trial wants: it stays for the next one.
             self._to_try.append(self._to_try.pop(0))
         self.acceptance = observe(self.acceptance, result.drafted, result.accepted)
+        if text.acceptance is not None:
+            text.acceptance = observe(text.acceptance, result.drafted, result.accepted)
+        table = self.table(kv_len)
+        if table is not None:
+            # Both sides by the table: what counts is the choice, not what else the machine did meanwhile.
+            step_s = step_seconds(
+                result.drafted, table, result.head_mode, [1.0] * result.accepted + [0.0] * result.drafted
+            )
+            step_s += result.caught_up * table.catch_up_s
+            text.ledger = text.ledger.after(len(result.tokens), step_s, step_seconds(0, table))
         costs, times = self._costs(kv_len), result.times
         costs.body = _seen(costs.body, result.rows, times.body_s)
         for rows, seconds in result.head_calls:
