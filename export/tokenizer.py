@@ -141,7 +141,8 @@ def _serialised(
 ) -> bytes:
     from sentencepiece import sentencepiece_model_pb2
 
-    model: Any = sentencepiece_model_pb2.ModelProto()
+    messages: Any = sentencepiece_model_pb2  # made at run time: its classes have no types
+    model = messages.ModelProto()
     trainer, normalizer = model.trainer_spec, model.normalizer_spec
     trainer.model_type = _BPE
     trainer.byte_fallback = True
@@ -154,7 +155,7 @@ def _serialised(
     normalizer.remove_extra_whitespaces = False
     normalizer.escape_whitespaces = True
     for piece, score, kind in zip(pieces, scores, kinds, strict=True):
-        # A GGUF and a tokenizer.json write the pieces of runs of spaces with spaces; the text they meet has them escaped.
+        # A GGUF and a tokenizer.json write pieces of runs of spaces with spaces; the text they meet has them escaped.
         added = piece.replace(" ", _SPACE) if kind == _USER_DEFINED else piece
         model.pieces.add(piece=added, score=score, type=kind)
     return bytes(model.SerializeToString())

@@ -25,10 +25,10 @@ FILE_LINES, FUNCTION_LINES = 400, 60
 # A module imports its own row and the rows above it.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"", "errors", "schema", "bundle", "console"}),
-    frozenset({"acceptance", "sampling", "noise", "cost", "estimate", "memory"}),
+    frozenset({"acceptance", "sampling", "noise", "cost", "estimate", "ledger", "memory", "resident"}),
     frozenset({"governor", "engines", "telemetry", "config", "text"}),
-    frozenset({"drafters", "session", "decoder", "verification", "generation", "testing"}),
-    frozenset({"scheduler"}),
+    frozenset({"drafters", "session", "decoder", "verification", "generation", "testing", "warmup"}),
+    frozenset({"loading", "scheduler"}),
     frozenset({"server", "client"}),
     frozenset({"cli", "bench", "__main__"}),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +22,8 @@ def bundle_options(function: F) -> F:
         click.option("--context", type=int, help="Tokens of prompt and answer together (default: at most 2048)."),
         click.option("--threads", type=click.IntRange(0), default=0, help="Threads of a product; 0: one per core."),
         click.option("--deterministic", is_flag=True, help="Same bits whatever K: never runs a lone row."),
-        click.option("--head", type=click.Choice(["screened", "full"]), default="screened", help="Way through the head."),
+        click.option("--head", type=click.Choice(["screened", "full"]), default="screened",
+                     help="Way through the head."),
         click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", help="Where the engines run."),
         click.option("--drafter", type=click.Choice(["auto", "none", "lookup", "draft"]), default="auto",
                      help="auto: the bundle's draft model, or prompt lookup."),
@@ -76,7 +77,7 @@ def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
         raise ConfigError(f"{prompt_file}: {problem}") from None
 
 
-def _apply(function: F, options: list[Callable[[F], F]]) -> F:
+def _apply(function: F, options: Sequence[Callable[[F], F]]) -> F:
     for option in reversed(options):
         function = option(function)
     return function
