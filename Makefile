@@ -40,7 +40,7 @@ check: $(VENV)/.check-stamp ## lint and type-check
 .PHONY: bench
 bench: $(VENV)/.bench-stamp ## measure against transformers and llama.cpp on this machine
 	@$(BIN)/edge-export demo --output $(BUNDLE)
-	@$(BIN)/edge-runtime bench --bundle $(BUNDLE) --gguf "`$(BIN)/edge-export demo --print-source`" --json bench.json
+	@$(BIN)/edge-runtime bench --bundle $(BUNDLE) --gguf "`$(BIN)/edge-export demo --print-source`" --json bench-results/latest.json
 
 .PHONY: clean
 clean: ## remove .venv, caches and the demo's bundle

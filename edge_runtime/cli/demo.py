@@ -51,10 +51,11 @@ def _show(loaded: LoadedBundle, figures: tuple[PromptFigures, ...], rounds: int)
     for label, cell in _ROWS.items():
         cells = (cell(result) for figure in figures for result in (figure.plain, figure.speculative))
         table.add_row(label, *cells)
-    speedups = [text for figure in figures for text in ("", str(figure.speedup))]
-    table.add_row("speed-up [95% interval]", *speedups, end_section=True)
+    table.add_row("speed-up", *(text for figure in figures for text in ("", f"{figure.speedup.median:.2f}x")))
+    bounds = [f"{figure.speedup.low:.2f}-{figure.speedup.high:.2f}" for figure in figures]
+    table.add_row("95% interval", *(text for bound in bounds for text in ("", bound)))
     repeats = [text for figure in figures for text in ("", f"{figure.repeat_rate:.0%}")]
-    table.add_row("8-grams seen before", *repeats)
+    table.add_row("repeated 8-grams", *repeats)
     Console().print(table)
     memory, size = resident(), sum(entry.bytes for entry in loaded.manifest.files)
     click.echo(
@@ -75,6 +76,6 @@ _ROWS: dict[str, Callable[[GenerationResult], str]] = {
     "tpot_ms": lambda result: _ms(result.tpot_s),
     "acceptance rate": lambda result: "" if result.acceptance_rate is None else f"{result.acceptance_rate:.0%}",
     "acceptance length": lambda result: f"{result.acceptance_length or 0.0:.2f}",
-    "K, mean of the steps": lambda result: f"{result.drafted / max(result.steps, 1):.2f}",
-    "steps by K = 0, 1, ...": lambda result: " ".join(map(str, result.steps_by_drafted)),
+    "K, mean": lambda result: f"{result.drafted / max(result.steps, 1):.2f}",
+    "steps by K": lambda result: " ".join(map(str, result.steps_by_drafted)),
 }
