@@ -32,7 +32,11 @@ class PeerProcess:
         )
         os.close(write_fd)
         self._answers = os.fdopen(read_fd, encoding="utf-8")
-        self.load_s = float(self._answer()["load_s"])
+        try:
+            self.load_s = float(self._answer()["load_s"])
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> PeerProcess:
         return self
