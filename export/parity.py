@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from edge_runtime.text.tokenizer import Tokenizer
 from numpy.typing import NDArray
 
 from edge_runtime.bench.corpus import SAMPLE_TOKENS, Prompt, prompts, sample_text
 from edge_runtime.bundle import TARGET, Manifest
 from edge_runtime.engines.ort import OrtEngine, OrtSettings
 from edge_runtime.engines.protocol import Engine, HeadRequest, StepInput
+from edge_runtime.text.tokenizer import Tokenizer
 
 from .checkpoint import Checkpoint
 from .reference import Reference

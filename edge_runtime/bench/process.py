@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,6 +19,8 @@ class PeerProcess:
 
     def __init__(self, kind: str, source: Path, threads: int, context: int) -> None:
         self.kind = kind
+        # A file: a pipe that nobody reads fills up, and a chatty peer would wait for ever.
+        self._said = tempfile.TemporaryFile()
         read_fd, write_fd = os.pipe()
         command = [sys.executable, "-m", "edge_runtime.bench.worker", kind, str(source), str(threads), str(context)]
         environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
@@ -25,7 +28,7 @@ class PeerProcess:
             [*command, str(write_fd)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+            stderr=self._said,
             pass_fds=(write_fd,),
             env=environment,
             text=True,
@@ -48,9 +51,9 @@ class PeerProcess:
         self._process.kill()
         self._process.wait()
         self._answers.close()
-        for stream in (self._process.stdin, self._process.stderr):
-            if stream is not None:
-                stream.close()
+        self._said.close()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
 
     def ask(self, what: str, **given: Any) -> Any:
         assert self._process.stdin is not None
@@ -62,6 +65,7 @@ class PeerProcess:
         line = self._answers.readline()
         if line:
             return json.loads(line)
-        assert self._process.stderr is not None
-        said = [text for text in self._process.stderr.read().splitlines() if text.strip()]
+        self._process.wait()
+        self._said.seek(0)
+        said = [text for text in self._said.read().decode(errors="replace").splitlines() if text.strip()]
         raise EngineError(f"bench: {self.kind} ended: {said[-1] if said else 'without a word'}")

@@ -11,14 +11,31 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import BundleError
+from ..errors import BundleError, InputError
 
+GUARD = "\ufdd0"
+"""Noncharacter that keeps a control piece apart (``guarded``); ``parse_special`` drops it again."""
+_OPENING = re.compile(r"[<\[]")
 _SPACE = "\u2581"
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
+# Gemma has 6,242 of them: one alternative for all, and a look at the vocabulary for what it finds.
+_UNUSED = re.compile(r"<unused\d+>")
+
+
+def guarded(text: str) -> str:
+    """``text`` such that ``Tokenizer.encode(parse_special=True)`` reads all of it as ordinary text.
+
+    For what a user wrote inside a rendered template: no control piece can be spelt without its first character.
+    A U+FDD0 of the text itself is lost; Unicode reserves it for such inner use.
+    """
+    return _OPENING.sub(rf"\g<0>{GUARD}", text)
 
 
 class Tokenizer:
-    """Raises ``BundleError`` for a file that is no sentencepiece model."""
+    """Raises ``BundleError`` for a file that is no sentencepiece model.
+
+    A space is spelt U+2581 inside, so that a U+2581 of the text comes back as a space. All Gemma tokenizers do this.
+    """
 
     def __init__(self, path: Path) -> None:
         import sentencepiece
@@ -36,16 +53,27 @@ class Tokenizer:
     def encode(self, text: str, *, bos: bool = True, parse_special: bool = False) -> list[int]:
         """Token ids. ``parse_special`` reads control pieces such as ``<start_of_turn>`` as one token (a rendered
         template); without it they are ordinary text, so that what a user types cannot open a turn.
+
+        Raises ``InputError`` for text with half a surrogate pair, which no UTF-8 can hold.
         """
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as problem:
+            raise InputError(f"text: character {problem.start} is half a surrogate pair") from None
         ids = [self.bos_id] if bos else []
         if not parse_special:
             return ids + list(self._model.EncodeAsIds(text))
         for part, special in self._split(text):
-            ids += [special] if special is not None else list(self._model.EncodeAsIds(part))
+            ids += [special] if special is not None else list(self._model.EncodeAsIds(part.replace(GUARD, "")))
         return ids
 
+    def control_id(self, piece: str) -> int | None:
+        """The id of a control piece, ``None`` for any other text."""
+        token = int(self._model.PieceToId(piece))
+        return token if self.is_control(token) and self._model.IdToPiece(token) == piece else None
+
     def piece_bytes(self, token: int) -> bytes:
-        """What a token adds to the text; nothing for control tokens."""
+        """What a token adds to the text; nothing for control tokens. Raises ``IndexError`` for no id of the model."""
         known = self._bytes.get(token)
         if known is None:
             known = self._bytes[token] = self._piece_bytes(token)
@@ -67,16 +95,23 @@ class Tokenizer:
     def _split(self, text: str) -> Iterator[tuple[str, int | None]]:
         """Ordinary parts with ``None``, control pieces with their id."""
         if self._specials is None:
-            model = self._model
-            # Thousands of <unusedN> pieces are never written in a template: leaving them out keeps this quick.
-            pieces = [model.IdToPiece(i) for i in range(self.vocab_size) if model.IsControl(i)]
-            named = [re.escape(piece) for piece in pieces if not piece.startswith("<unused")]
-            self._specials = re.compile("|".join(sorted(named, key=len, reverse=True)) or r"(?!)")
+            self._specials = self._control_pattern()
         at = 0
         for match in self._specials.finditer(text):
+            token = self.control_id(match.group())
+            if token is None:
+                continue
             if match.start() > at:
                 yield text[at : match.start()], None
-            yield match.group(), int(self._model.PieceToId(match.group()))
+            yield match.group(), token
             at = match.end()
         if at < len(text):
             yield text[at:], None
+
+    def _control_pattern(self) -> re.Pattern[str]:
+        everything = list(range(self.vocab_size))
+        controls = [i for i, control in zip(everything, self._model.IsControl(everything), strict=True) if control]
+        named = [piece for piece in self._model.IdToPiece(controls) if not _UNUSED.fullmatch(piece)]
+        # What ``guarded`` cannot keep apart is never special. Longest first: an alternation takes the first that fits.
+        named = sorted(filter(_OPENING.match, named), key=len, reverse=True)
+        return re.compile("|".join([*map(re.escape, named), _UNUSED.pattern]))
