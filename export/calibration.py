@@ -29,6 +29,7 @@ from .tokenizer import TokenizerModel
 from .weights import WeightFile
 
 Floats = NDArray[np.float32]
+_BUILTIN = Path(__file__).parent / "data" / "calibration.txt"
 CALIBRATION_TOKENS = 4096
 _CHUNK = 256
 
@@ -37,9 +38,9 @@ def calibrated_rounding(
     recipe: ExportRecipe, checkpoint: Checkpoint, tokenizer: TokenizerModel, progress: Progress
 ) -> Callable[[tuple[str, ...]], Rounding | None]:
     """The rounding of each product by its weights' names; ``None`` for all when the recipe has no calibration."""
-    if recipe.calibration is None or recipe.precision != "int4":
+    if recipe.calibration == "none" or recipe.precision != "int4":
         return lambda names: None
-    path = Path(recipe.calibration)
+    path = _BUILTIN if recipe.calibration == "builtin" else Path(recipe.calibration)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as problem:

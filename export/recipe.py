@@ -63,7 +63,11 @@ class ExportRecipe:
     )
     symmetric: bool = _key(False, "int4 without zero points, which TensorRT and the fast CUDA path need")
     half: bool = _key(False, "float16 activations and cache around int8 or int4 weights (for GPUs; implied by fp16)")
-    calibration: str | None = _key(None, "text file for int4: its activations weigh the rounding errors (GPTQ)")
+    calibration: str = _key(
+        "builtin",
+        "text file for int4, whose activations weigh the rounding errors (GPTQ); builtin: a mixed text that comes with "
+        "edge-export; none: round every weight by itself",
+    )
     max_context: int = _key(4096, "longest context the bundle can serve; its rotary tables grow with it")
     candidates: int = _key(64, "C: ids that the engine returns per row with their logits")
     draft: DraftRecipe | None = _key(None, "a second, small model that drafts for the first")

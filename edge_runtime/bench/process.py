@@ -20,7 +20,7 @@ class PeerProcess:
     def __init__(self, kind: str, source: Path, threads: int, context: int) -> None:
         self.kind = kind
         # A file: a pipe that nobody reads fills up, and a chatty peer would wait for ever.
-        self._said = tempfile.TemporaryFile()
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115
         read_fd, write_fd = os.pipe()
         command = [sys.executable, "-m", "edge_runtime.bench.worker", kind, str(source), str(threads), str(context)]
         environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
