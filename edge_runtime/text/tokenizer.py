@@ -47,6 +47,8 @@ class Tokenizer:
             raise BundleError(f"{path}: not a tokenizer model: {str(problem).splitlines()[0]}") from None
         self.vocab_size: int = self._model.GetPieceSize()
         self.bos_id: int = self._model.bos_id()
+        if self.bos_id < 0:
+            raise BundleError(f"{path}: names no begin-of-text piece")
         self._specials: re.Pattern[str] | None = None
         self._bytes: dict[int, bytes] = {}
 
