@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from edge_runtime.errors import CheckpointError
+
 from .checkpoint import Checkpoint
 
 _TURNS = """\
@@ -46,25 +48,45 @@ _GEMMA3 = (
 
 
 def template_for(checkpoint: Checkpoint) -> str:
-    """Jinja source, rendered with trim_blocks and lstrip_blocks as transformers does."""
+    """Jinja source, rendered with trim_blocks and lstrip_blocks as transformers does.
+
+    Raises ``CheckpointError`` for a checkpoint's own template that does not parse.
+    """
     own = _own_template(checkpoint)
-    if own:
-        return own
-    return _GEMMA2 if checkpoint.config.family == "gemma2" else _GEMMA3
+    if own is None:
+        return _GEMMA2 if checkpoint.config.family == "gemma2" else _GEMMA3
+    import jinja2
+
+    try:
+        jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(own)
+    except jinja2.TemplateError as problem:
+        raise CheckpointError(f"{checkpoint.path}: its chat template does not parse: {problem}") from None
+    return own
 
 
 def _own_template(checkpoint: Checkpoint) -> str | None:
     if checkpoint.kind == "gguf":
-        given: Any = checkpoint.metadata.get("tokenizer.chat_template")
-        return given if isinstance(given, str) else None
+        return _default(checkpoint.metadata.get("tokenizer.chat_template"))
     path = checkpoint.path / "chat_template.jinja"
     if path.is_file():
         return path.read_text(encoding="utf-8")
-    path = checkpoint.path / "tokenizer_config.json"
-    if not path.is_file():
-        return None
-    try:
-        given = json.loads(path.read_text(encoding="utf-8")).get("chat_template")
-    except (ValueError, AttributeError):
-        return None
-    return given if isinstance(given, str) else None
+    # The second is where multimodal Gemma 3 keeps it, with its image processor's.
+    for name in ("tokenizer_config.json", "chat_template.json"):
+        path = checkpoint.path / name
+        if not path.is_file():
+            continue
+        try:
+            given = _default(json.loads(path.read_text(encoding="utf-8")).get("chat_template"))
+        except (ValueError, AttributeError) as problem:
+            raise CheckpointError(f"{path}: not a tokenizer's settings: {problem}") from None
+        if given is not None:
+            return given
+    return None
+
+
+def _default(given: Any) -> str | None:
+    """The one template, or of several named ones the default."""
+    if isinstance(given, list):
+        named = {item.get("name"): item.get("template") for item in given if isinstance(item, dict)}
+        given = named.get("default")
+    return given if isinstance(given, str) and given.strip() else None

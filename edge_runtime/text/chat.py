@@ -6,10 +6,12 @@ A template comes with a checkpoint and is a program: it gets neither files nor a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, Literal, NoReturn
 
 from ..errors import InputError
+from .tokenizer import GUARD, Tokenizer, guarded
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,29 +23,106 @@ class Message:
 class ChatTemplate:
     """Raises ``InputError`` for a template that does not parse."""
 
-    def __init__(self, source: str, bos: str = "<bos>") -> None:
+    def __init__(self, source: str, bos: str = "<bos>", eos: str = "<eos>") -> None:
         import jinja2
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        # As transformers sets it up, since templates are written against that.
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
         environment.globals["raise_exception"] = _refuse
+        environment.globals["strftime_now"] = _now
+        # A template is a foreign program: what it does to values it did not expect is an error of its own too.
+        self._errors: tuple[type[Exception], ...] = (
+            jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError,
+        )  # fmt: skip
+        self._bos, self._eos = bos, eos
         try:
             self._template: Any = environment.from_string(source)
-        except jinja2.TemplateError as problem:
-            raise InputError(f"chat template: {problem}") from None
-        self._errors: type[Exception] = jinja2.TemplateError
-        self._bos = bos
+        except self._errors as problem:
+            _refuse(str(problem))
 
     def render(self, messages: Sequence[Message], *, answer: bool = True) -> str:
-        """The conversation, and with ``answer`` the opening of the model's next turn. Raises ``InputError``."""
-        plain = [asdict(message) for message in messages]
+        """The conversation, and with ``answer`` the opening of the model's next turn. For reading: see ``encode``.
+
+        Raises ``InputError`` for a conversation that the template refuses.
+        """
+        return self._render(messages, answer).replace(GUARD, "")
+
+    def encode(self, tokenizer: Tokenizer, messages: Sequence[Message], *, answer: bool = True) -> list[int]:
+        """Token ids of the same. What the template writes may be a control piece; what a message says is ordinary
+        text, so that no message can end its turn or open another.
+
+        Raises ``InputError`` as ``render`` does.
+        """
+        return tokenizer.encode(self._guarded(messages, answer), bos=False, parse_special=True)
+
+    def _guarded(self, messages: Sequence[Message], answer: bool) -> str:
+        return self._render([replace(message, content=guarded(message.content)) for message in messages], answer)
+
+    def _render(self, messages: Sequence[Message], answer: bool) -> str:
+        plain = [{"role": message.role, "content": message.content} for message in messages]
+        given = {"add_generation_prompt": answer, "bos_token": self._bos, "eos_token": self._eos}
         try:
-            text: str = self._template.render(messages=plain, add_generation_prompt=answer, bos_token=self._bos)
+            text: str = self._template.render(messages=plain, **given)
         except self._errors as problem:
-            raise InputError(f"chat template: {problem}") from None
+            _refuse(str(problem))
         return text
+
+
+class Conversation:
+    """The prompts of one conversation, each of which begins with the very ids of the prompt and answer before it, so
+    that a cache that holds them holds nothing stale.
+
+    For usual answers these are the ids that the whole rendered conversation has. They are others, and the cache is
+    still right, where the model spelt a text in pieces that a tokenizer would not choose, began or ended it with
+    spaces that the template trims, or ended at a stop string, whose tokens stay unless the caller leaves them out.
+    A template that rewrites earlier turns makes the whole conversation anew.
+    """
+
+    def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, system: str | None = None) -> None:
+        self._template, self._tokenizer = template, tokenizer
+        self._messages = [Message("system", system)] if system else []
+        self._ids: list[int] = []
+        """Of all turns that were answered."""
+        self._open: tuple[list[Message], list[int]] = [], []
+
+    def prompt(self, user: str) -> list[int]:
+        """Ids ahead of the next answer. A turn that gets no answer is forgotten. Raises ``InputError``."""
+        messages = [*self._messages, Message("user", user)]
+        rest = self._rest(messages) if self._ids else None
+        if rest is None:
+            ids = self._template.encode(self._tokenizer, messages)
+        else:
+            added = self._tokenizer.encode(rest, bos=False, parse_special=True)
+            # An answer that ended by itself has the control piece that the template writes, or one in its place.
+            ended = self._tokenizer.is_control(self._ids[-1])
+            ids = [*(self._ids[:-1] if ended else self._ids), *added]
+        self._open = messages, ids
+        return list(ids)
+
+    def answered(self, tokens: Sequence[int], text: str) -> None:
+        """What came after the last prompt: its ids, the one that ended it included, and the text they made."""
+        messages, ids = self._open
+        self._messages, self._ids = [*messages, Message("assistant", text)], [*ids, *tokens]
+
+    def _rest(self, messages: list[Message]) -> str | None:
+        """What the template writes behind the last answer; ``None`` where it writes earlier turns anew."""
+        *before, answer, _ = messages
+        start = self._template._guarded(before, True)
+        whole = self._template._guarded(messages, True)
+        said = guarded(answer.content)
+        for head in (start + said, start + said.strip()):
+            if whole.startswith(head):
+                return whole[len(head) :]
+        return None
 
 
 def _refuse(message: str) -> NoReturn:
     """What a template calls to refuse a conversation."""
-    raise InputError(f"chat template: {message}")
+    raise InputError(f"chat template: {' '.join(message.split())}")
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)

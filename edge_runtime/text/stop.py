@@ -8,7 +8,11 @@ from ..errors import InputError
 
 
 class StopStrings:
-    """Never emits a stop string, nor text that may still become one. Raises ``InputError`` for an empty one."""
+    """Never emits a stop string, nor text that may still become one. Raises ``InputError`` for an empty one.
+
+    The stop string that is complete first ends the text; of several that end at one character, the one that began
+    first. So the result does not depend on how the text was cut into parts.
+    """
 
     def __init__(self, stops: Sequence[str]) -> None:
         if any(not stop for stop in stops):
@@ -25,9 +29,9 @@ class StopStrings:
         if not self._stops:
             return text
         self._held += text
-        found = [(place, -len(stop), stop) for stop in self._stops if (place := self._held.find(stop)) >= 0]
+        found = [(place + len(stop), place, stop) for stop in self._stops if (place := self._held.find(stop)) >= 0]
         if found:
-            place, _, self.matched = min(found)
+            _, place, self.matched = min(found)
             certain, self._held = self._held[:place], ""
             return certain
         keep = max(self._overlap(stop) for stop in self._stops)
