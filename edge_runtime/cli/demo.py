@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from ..bench.corpus import Prompt
+from ..bench.corpus import Prompt, prompts
 from ..bench.speculation import Case, PromptFigures, compare_plain, generate_once
 from ..generation import GenerationResult
 from ..loading import LoadedBundle, LoadSettings, load_bundle
@@ -17,15 +18,13 @@ from ..resident import resident
 from ..sampling import SamplingParams
 
 _PROMPT = "The three most important inventions of the nineteenth century were"
-_CASES = (
-    Case("greedy", SamplingParams(temperature=0.0)),
-    Case("sampled", SamplingParams(temperature=1.0, top_k=64, top_p=0.95)),
-)
+_GREEDY = Case("greedy", SamplingParams(temperature=0.0))
+_SAMPLED = Case("sampled", SamplingParams(temperature=1.0, top_k=64, top_p=0.95))
 
 
 @click.command()
 @click.option("--bundle", required=True, type=click.Path(path_type=Path), help="Directory of the bundle.")
-@click.option("--tokens", type=click.IntRange(16), default=64, show_default=True, help="Tokens of each text.")
+@click.option("--tokens", type=click.IntRange(16), default=40, show_default=True, help="Tokens of each text.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Rounds of the comparison.")
 def demo(bundle: Path, tokens: int, rounds: int) -> None:
     """Generate a text, then compare plain and speculative decoding."""
@@ -36,34 +35,41 @@ def demo(bundle: Path, tokens: int, rounds: int) -> None:
         params = SamplingParams(temperature=0.0)
         generate_once(loaded, decoder, _PROMPT, params, 0, tokens, lambda text: click.echo(text, nl=False))
         click.echo("\n")
-        figures = compare_plain(loaded, decoder, (Prompt("demo", _PROMPT),), _CASES, rounds=rounds, max_tokens=tokens)
+        story = Prompt("story", _PROMPT)
+        copy = next(prompt for prompt in prompts("copy") if prompt.name == "copy-rag")
+        figures: list[PromptFigures] = []
+        for prompt, case in ((story, _GREEDY), (story, _SAMPLED), (replace(copy, name="retrieval"), _GREEDY)):
+            figures += compare_plain(loaded, decoder, (prompt,), (case,), rounds=rounds, max_tokens=tokens)
         _show(loaded, figures, rounds)
     finally:
         loaded.close()
 
 
-def _show(loaded: LoadedBundle, figures: tuple[PromptFigures, ...], rounds: int) -> None:
+def _show(loaded: LoadedBundle, figures: Sequence[PromptFigures], rounds: int) -> None:
     table = Table(title=f"{loaded.manifest.name}: plain against speculative, medians of {rounds} rounds in turn")
     table.add_column("")
     for figure in figures:
-        table.add_column(f"{figure.case}\nplain", justify="right")
-        table.add_column(f"{figure.case}\nspeculative", justify="right")
+        for way in ("plain", "drafted"):
+            table.add_column(f"{figure.prompt}\n{figure.case}\n{way}", justify="right")
     for label, cell in _ROWS.items():
         cells = (cell(result) for figure in figures for result in (figure.plain, figure.speculative))
         table.add_row(label, *cells)
     table.add_row("speed-up", *(text for figure in figures for text in ("", f"{figure.speedup.median:.2f}x")))
     bounds = [f"{figure.speedup.low:.2f}-{figure.speedup.high:.2f}" for figure in figures]
-    table.add_row("95% interval", *(text for bound in bounds for text in ("", bound)))
+    table.add_row("95% of it", *(text for bound in bounds for text in ("", bound)))
     repeats = [text for figure in figures for text in ("", f"{figure.repeat_rate:.0%}")]
-    table.add_row("repeated 8-grams", *repeats)
+    table.add_row("repeats", *repeats)
     Console().print(table)
     memory, size = resident(), sum(entry.bytes for entry in loaded.manifest.files)
+    click.echo("accepted: drafts kept; length: tokens a step; by K: steps with 0, 1, ... drafts; repeats: 8-grams seen")
     click.echo(
         f"load {loaded.load_s:.2f} s, peak memory {memory.peak / 1e6:.0f} MB ({memory.anonymous / 1e6:.0f} MB of it "
         f"anonymous now), bundle {size / 1e6:.0f} MB"
     )
     for figure in figures:
-        click.echo(f"{figure.case}: {figure.speculative.drafter}, last step: {figure.speculative.reason}")
+        click.echo(
+            f"{figure.prompt}, {figure.case}: {figure.speculative.drafter}, last step: {figure.speculative.reason}"
+        )
 
 
 def _ms(seconds: float | None) -> str:
@@ -74,8 +80,8 @@ _ROWS: dict[str, Callable[[GenerationResult], str]] = {
     "tok/s": lambda result: "" if result.tpot_s is None else f"{1.0 / result.tpot_s:.1f}",
     "ttft_ms": lambda result: _ms(result.ttft_s),
     "tpot_ms": lambda result: _ms(result.tpot_s),
-    "acceptance rate": lambda result: "" if result.acceptance_rate is None else f"{result.acceptance_rate:.0%}",
-    "acceptance length": lambda result: f"{result.acceptance_length or 0.0:.2f}",
+    "accepted": lambda result: "" if result.acceptance_rate is None else f"{result.acceptance_rate:.0%}",
+    "length": lambda result: f"{result.acceptance_length or 0.0:.2f}",
     "K, mean": lambda result: f"{result.drafted / max(result.steps, 1):.2f}",
-    "steps by K": lambda result: " ".join(map(str, result.steps_by_drafted)),
+    "by K": lambda result: " ".join(map(str, result.steps_by_drafted)),
 }

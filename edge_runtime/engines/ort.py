@@ -7,6 +7,7 @@ one cached binding per slot; a step writes three small host arrays and runs.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +56,8 @@ class OrtEngine:
             raise ConfigError(
                 f"context of {settings.capacity} tokens: the {role} model of this bundle holds 1 to {model.max_context}"
             )
+        if settings.threads > (most := 4 * (os.cpu_count() or 1)):
+            raise ConfigError(f"{settings.threads} threads: at most {most} on this machine")
         self._model, self._settings = model, settings
         self._token_ids = _read_token_ids(directory, model)
         min_rows = 2 if settings.deterministic else 1
