@@ -12,7 +12,7 @@ from .checkpoint import Checkpoint
 _TURNS = """\
 {%- for message in messages %}
 {%- set role = 'model' if message['role'] == 'assistant' else message['role'] %}
-{%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+{%- if message['role'] != ('user' if loop.index0 % 2 == 0 else 'assistant') %}
 {{- raise_exception('user and assistant must take turns') }}
 {%- endif %}
 {{- '<start_of_turn>' + role + '\\n' }}
