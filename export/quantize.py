@@ -30,6 +30,8 @@ _LEAST_SCALE = 1e-32
 """Blocks that would need less are stored as zeros: a subnormal scale cannot be inverted."""
 _GPTQ_COLUMNS = 128
 """Columns between two updates of everything to their right."""
+_LEAST_HALF = 64
+"""Rows below which a triangular matrix is inverted at once."""
 _DAMPING = 0.01
 """Added to the diagonal, relative to its mean (as in the GPTQ paper)."""
 
@@ -89,11 +91,11 @@ def int4(
     step = max(1, _CHUNK_VALUES // max(1, rows.shape[1]))
     for start in range(0, rows.shape[0], step):
         part = slice(start, start + step)
-        chunk = blocks[part]
+        chunk = np.ascontiguousarray(blocks[part].transpose(2, 0, 1))
         scales[part], zeros[part] = _search(chunk, weight, symmetric)
         moved = _round(chunk, scales[part], zeros[part])
-        levels[part] = (moved + zeros[part, :, None]).astype(np.uint8)
-        moved *= scales[part, :, None]
+        levels[part] = (moved + zeros[part]).astype(np.uint8).transpose(1, 2, 0)
+        moved *= scales[part]
         error = max(error, float(np.abs(moved - chunk).max(initial=0.0)))
     return _packed(levels, scales, zeros, symmetric, error)
 
@@ -123,10 +125,23 @@ def input_factor(hessian: NDArray[np.floating]) -> InputFactor:
     try:
         # Reversing rows and columns turns the lower factor of H into the upper factor of its inverse.
         lower = np.linalg.cholesky(damped[::-1, ::-1])
-        upper = np.linalg.inv(lower)[::-1, ::-1]
+        upper = _inverse_of_lower(lower)[::-1, ::-1]
     except np.linalg.LinAlgError as problem:
         raise CheckpointError(f"calibration: the moment matrix is not positive definite ({problem})") from None
     return InputFactor(np.ascontiguousarray(upper, np.float32), diagonal.astype(np.float32))
+
+
+def _inverse_of_lower(lower: NDArray[np.floating]) -> NDArray[np.floating]:
+    """By halves: numpy has no triangular solve, and its general inverse takes several times as long."""
+    half = len(lower) // 2
+    if half < _LEAST_HALF:
+        whole: NDArray[np.floating] = np.linalg.inv(lower)
+        return whole
+    inverse = np.zeros_like(lower)
+    inverse[:half, :half] = _inverse_of_lower(lower[:half, :half])
+    inverse[half:, half:] = _inverse_of_lower(lower[half:, half:])
+    inverse[half:, :half] = -inverse[half:, half:] @ lower[half:, :half] @ inverse[:half, :half]
+    return inverse
 
 
 def gptq(
@@ -167,8 +182,8 @@ def gptq(
         for column in range(start, stop):
             block = column // block_size
             if column % block_size == 0:
-                ahead = np.ascontiguousarray(pending[column : column + block_size].T)[:, None]
-                found = _search(ahead, None if weight is None else weight[block : block + 1], symmetric)
+                ahead = pending[column : column + block_size, :, None]
+                found = _search(ahead, None if weight is None else weight[..., block : block + 1], symmetric)
                 scales[:, block], zeros[:, block] = found[0][:, 0], found[1][:, 0]
             scale, zero = scales[:, block], zeros[:, block]
             moved = np.clip(np.rint(pending[column] / scale), -zero, _TOP - zero)
@@ -202,7 +217,7 @@ def _require_finite(rows: Floats) -> None:
 
 
 def _importance(importance: Floats | None, blocks: int, block_size: int) -> Floats | None:
-    """[blocks, block_size], mean 1 in every block.
+    """[block_size, 1, blocks], mean 1 in every block.
 
     An input that calibration never excited still counts a little: otherwise its weights would be arbitrary.
     """
@@ -212,23 +227,30 @@ def _importance(importance: Floats | None, blocks: int, block_size: int) -> Floa
         raise CheckpointError(f"importance must be {blocks * block_size} finite numbers, none negative")
     weight = importance.reshape(blocks, block_size).astype(np.float32)
     mean = weight.mean(axis=1, keepdims=True)
-    return np.where(mean > 0, weight / np.where(mean > 0, mean, 1) + np.float32(1e-3), np.float32(1))
+    weight = np.where(mean > 0, weight / np.where(mean > 0, mean, 1) + np.float32(1e-3), np.float32(1))
+    return np.ascontiguousarray(weight.T[:, None])
 
 
 def _round(blocks: Floats, scales: Floats, zeros: Floats) -> Floats:
-    """Signed levels ``q - zero`` [n, B, b]"""
-    moved = blocks / scales[..., None]
+    """Signed levels ``q - zero`` [b, n, B]"""
+    moved = blocks / scales
     np.rint(moved, out=moved)
-    return np.clip(moved, -zeros[..., None], _TOP - zeros[..., None], out=moved)
+    # Two passes: numpy's clip with arrays as bounds is not vectorised.
+    np.maximum(moved, -zeros, out=moved)
+    np.minimum(moved, _TOP - zeros, out=moved)
+    return moved
 
 
 def _search(blocks: Floats, weight: Floats | None, symmetric: bool) -> tuple[Floats, Floats]:
-    """Scales (positive) and zero points [n, B] of blocks [n, B, b] under ``weight`` [B, b]."""
+    """Scales (positive) and zero points [n, B] of blocks [b, n, B] under ``weight`` [b, 1, B].
+
+    The values of a block lie apart, so that everything that is one a block runs along memory.
+    """
     # Unit blocks: squares of very small or large weights would leave float32.
-    unit = np.abs(blocks).max(-1)
+    unit = np.abs(blocks).max(0)
     unit[unit < _LEAST_SCALE * _TOP] = np.inf
-    blocks = blocks / unit[..., None]
-    low, high = np.minimum(blocks.min(-1), 0), np.maximum(blocks.max(-1), 0)
+    blocks = blocks / unit
+    low, high = np.minimum(blocks.min(0), 0), np.maximum(blocks.max(0), 0)
     empty = np.isinf(unit)
     best = _Best(np.ones_like(low), np.full_like(low, _CENTRE), np.zeros_like(low))
     weighted = blocks if weight is None else blocks * weight
@@ -263,12 +285,9 @@ class _Best:
         For levels d the best scale is ``sum(h w d) / sum(h d d)``; it saves ``sum(h w d)^2 / sum(h d d)``.
         """
         moved = _round(blocks, scales, zeros)
-        cross = np.einsum("nbk,nbk->nb", weighted, moved)
-        square = (
-            np.einsum("nbk,nbk->nb", moved, moved)
-            if weight is None
-            else np.einsum("nbk,bk->nb", np.square(moved, out=moved), weight)
-        )
+        cross = np.einsum("knb,knb->nb", weighted, moved)
+        other = moved if weight is None else moved * weight
+        square = np.einsum("knb,knb->nb", moved, other)
         solved = cross / np.where(square > 0, square, 1)
         gain = solved * cross
         better = gain > self.gain
