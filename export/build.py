@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -27,14 +24,15 @@ from edge_runtime.bundle import (
     read_manifest,
     write_manifest,
 )
-from edge_runtime.errors import BundleError, ConfigError, VocabularyMismatch
+from edge_runtime.errors import ConfigError, VocabularyMismatch
 from edge_runtime.schema import plain
 
-from .calibration import calibrated_rounding
+from .calibration import calibrated_rounding, calibration_ids
 from .chat_template import template_for
 from .checkpoint import Checkpoint, open_checkpoint
 from .drafter import frequent_rows
 from .model_writer import ModelPlan, Progress, WrittenModel, write_model
+from .output import free_place, new_directory
 from .recipe import DraftRecipe, ExportRecipe, Precision
 from .tokenizer import TokenizerModel, build_tokenizer_model, vocabulary_difference
 
@@ -47,22 +45,25 @@ _NOTICE = Path(__file__).parent / "notices" / LICENCE_FILE
 
 def build_bundle(recipe: ExportRecipe, progress: Progress, *, overwrite: bool = False) -> Manifest:
     """Export; the bundle at ``recipe.output`` is complete or untouched. Raises ``InputError`` kinds, one line each."""
-    output = Path(recipe.output)
-    if output.exists() and not overwrite:
-        raise ConfigError(f"{output} exists; choose another output or ask for an overwrite (--overwrite)")
-    if output.exists() and not (output / "bundle.json").exists() and any(output.iterdir()):
-        raise ConfigError(f"{output} exists and is not a bundle; it is not overwritten")
+    place = free_place(Path(recipe.output), overwrite=overwrite)
+    # Everything that can be refused is refused here: what follows takes minutes for a large model.
     target = open_checkpoint(Path(recipe.source))
+    if recipe.max_context > target.config.max_position:
+        raise ConfigError(
+            f"max_context: {recipe.max_context}, but the checkpoint holds {target.config.max_position} tokens"
+        )
     tokenizer = build_tokenizer_model(target)
-    draft = _draft_checkpoint(recipe, target, tokenizer)
-    with _new_directory(output) as directory:
-        models, notes = _write_models(directory, recipe, target, draft, tokenizer, progress)
+    template = template_for(target)
+    draft = _choose_draft(recipe, target, tokenizer)
+    text = calibration_ids(recipe, tokenizer)
+    with new_directory(place) as directory:
+        models, notes = _write_models(directory, recipe, target, draft, tokenizer, text, progress)
         (directory / TOKENIZER_FILE).write_bytes(tokenizer.model)
-        (directory / TEMPLATE_FILE).write_text(template_for(target), encoding="utf-8")
+        (directory / TEMPLATE_FILE).write_text(template, encoding="utf-8")
         shutil.copyfile(_NOTICE, directory / LICENCE_FILE)
         manifest = Manifest(
             schema_version=SCHEMA_VERSION,
-            name=recipe.name or output.resolve().name,
+            name=recipe.name or place.name,
             family=target.config.family,
             models=models,
             tokenizer=TokenizerEntry(
@@ -79,29 +80,67 @@ def build_bundle(recipe: ExportRecipe, progress: Progress, *, overwrite: bool = 
             files=_file_entries(directory, progress),
         )
         write_manifest(directory, manifest)
-    return read_manifest(output)
+    return read_manifest(place)
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """What becomes the draft."""
+
+    checkpoint: Checkpoint
+    layers: int
+    token_ids: NDArray[np.int64] | None
+    """[R] rising, of a reduced head."""
+
+
+def _choose_draft(recipe: ExportRecipe, target: Checkpoint, tokenizer: TokenizerModel) -> _Draft | None:
+    """A second checkpoint must share every token id with the target."""
+    wanted = recipe.draft
+    if wanted is None:
+        return None
+    checkpoint = target
+    if wanted.source is not None:
+        checkpoint = open_checkpoint(Path(wanted.source))
+        different = vocabulary_difference(tokenizer.pieces, build_tokenizer_model(checkpoint).pieces)
+        if different:
+            shown = ", ".join(f"{i}: {a!r} / {b!r}" for i, a, b in different[:5])
+            raise VocabularyMismatch(f"draft and target do not share their vocabulary; first differing ids: {shown}")
+    elif wanted.layers is None and wanted.vocab_rows is None:
+        raise ConfigError("draft: give a source, or layers and vocab_rows to prune the target's own checkpoint")
+    depth = checkpoint.config.num_layers
+    layers = depth if wanted.layers is None else wanted.layers
+    if not 1 <= layers <= depth:
+        raise ConfigError(f"draft.layers: {layers}, but the checkpoint has {depth}")
+    full = min(checkpoint.config.vocab_size, tokenizer.vocab_size)
+    if wanted.vocab_rows is None:
+        return _Draft(checkpoint, layers, None)
+    if not 1 <= wanted.vocab_rows <= full:
+        raise ConfigError(f"draft.vocab_rows: {wanted.vocab_rows}, but the vocabulary has {full}")
+    corpus = None if wanted.frequency_corpus is None else Path(wanted.frequency_corpus)
+    return _Draft(checkpoint, layers, frequent_rows(wanted.vocab_rows, full, tokenizer, corpus))
 
 
 def _write_models(
     directory: Path,
     recipe: ExportRecipe,
     target: Checkpoint,
-    draft: Checkpoint | None,
+    draft: _Draft | None,
     tokenizer: TokenizerModel,
+    text: NDArray[np.int64] | None,
     progress: Progress,
 ) -> tuple[dict[str, Model], tuple[str, ...]]:
-    vocab_size = min(target.config.vocab_size, tokenizer.vocab_size)
-    plan = ModelPlan(
-        role=TARGET,
-        checkpoint=target,
-        num_layers=target.config.num_layers,
-        vocab_size=vocab_size,
-        token_ids=None,
-        precision=recipe.precision,
-        head_precision=recipe.head_precision or _head_default(recipe.precision),
-        rounding=calibrated_rounding(recipe, target, tokenizer, progress),
-    )
-    written = write_model(directory, plan, recipe, progress)
+    with calibrated_rounding(directory, recipe, target, text, progress) as rounding:
+        plan = ModelPlan(
+            role=TARGET,
+            checkpoint=target,
+            num_layers=target.config.num_layers,
+            vocab_size=min(target.config.vocab_size, tokenizer.vocab_size),
+            token_ids=None,
+            precision=recipe.precision,
+            head_precision=recipe.head_precision or _head_default(recipe.precision),
+            rounding=rounding,
+        )
+        written = write_model(directory, plan, recipe, progress)
     models, notes = {TARGET: written.model}, written.notes
     if recipe.draft is not None and draft is not None:
         draft_plan = _draft_plan(recipe, recipe.draft, draft, tokenizer, plan, written)
@@ -111,55 +150,30 @@ def _write_models(
     return models, notes
 
 
-def _draft_checkpoint(recipe: ExportRecipe, target: Checkpoint, tokenizer: TokenizerModel) -> Checkpoint | None:
-    """The draft's checkpoint; a second one must share every token id with the target."""
-    if recipe.draft is None:
-        return None
-    if recipe.draft.source is None:
-        if recipe.draft.layers is None and recipe.draft.vocab_rows is None:
-            raise ConfigError("draft: give a source, or layers and vocab_rows to prune the target's own checkpoint")
-        return target
-    draft = open_checkpoint(Path(recipe.draft.source))
-    different = vocabulary_difference(tokenizer.pieces, build_tokenizer_model(draft).pieces)
-    if different:
-        shown = ", ".join(f"{i}: {a!r} / {b!r}" for i, a, b in different[:5])
-        raise VocabularyMismatch(f"draft and target do not share their vocabulary; first differing ids: {shown}")
-    return draft
-
-
 def _draft_plan(
     recipe: ExportRecipe,
     wanted: DraftRecipe,
-    checkpoint: Checkpoint,
+    draft: _Draft,
     tokenizer: TokenizerModel,
     target_plan: ModelPlan,
     target: WrittenModel,
 ) -> ModelPlan:
-    config = checkpoint.config
-    layers = config.num_layers if wanted.layers is None else wanted.layers
-    if not 1 <= layers <= config.num_layers:
-        raise ConfigError(f"draft.layers: {layers}, but the checkpoint has {config.num_layers}")
+    checkpoint = draft.checkpoint
     precision = wanted.precision or recipe.precision
     head_precision = wanted.head_precision or (
         _head_default(precision) if wanted.precision else target_plan.head_precision
     )
-    full = min(config.vocab_size, tokenizer.vocab_size)
-    token_ids: NDArray[np.int64] | None = None
-    if wanted.vocab_rows is not None:
-        if not 1 <= wanted.vocab_rows <= full:
-            raise ConfigError(f"draft.vocab_rows: {wanted.vocab_rows}, but the vocabulary has {full}")
-        corpus = None if wanted.frequency_corpus is None else Path(wanted.frequency_corpus)
-        token_ids = frequent_rows(wanted.vocab_rows, full, tokenizer, corpus)
     same = checkpoint is target_plan.checkpoint
     reuse = dict(target.weights) if same and precision == target_plan.precision else {}
     if same and head_precision == target_plan.head_precision:
         reuse[("embed",)] = target.weights[("embed",)]
+    full = min(checkpoint.config.vocab_size, tokenizer.vocab_size)
     return ModelPlan(
         role=DRAFT,
         checkpoint=checkpoint,
-        num_layers=layers,
-        vocab_size=full if token_ids is None else len(token_ids),
-        token_ids=token_ids,
+        num_layers=draft.layers,
+        vocab_size=full if draft.token_ids is None else len(draft.token_ids),
+        token_ids=draft.token_ids,
         precision=precision,
         head_precision=head_precision,
         reuse=reuse,
@@ -180,10 +194,10 @@ def _memory_needs(directory: Path, models: dict[str, Model]) -> MemoryNeeds:
     )
 
 
-def _sources(target: Checkpoint, draft: Checkpoint | None, progress: Progress) -> tuple[Source, ...]:
-    if draft is None or draft is target:
+def _sources(target: Checkpoint, draft: _Draft | None, progress: Progress) -> tuple[Source, ...]:
+    if draft is None or draft.checkpoint is target:
         return (_source(target, progress),)
-    return _source(target, progress), _source(draft, progress)
+    return _source(target, progress), _source(draft.checkpoint, progress)
 
 
 def _source(checkpoint: Checkpoint, progress: Progress) -> Source:
@@ -210,37 +224,3 @@ def _file_entries(directory: Path, progress: Progress) -> tuple[FileEntry, ...]:
         progress("hash", done, total)
 
     return tuple(FileEntry(path.name, path.stat().st_size, file_sha256(path, count)) for path in paths)
-
-
-@contextmanager
-def _new_directory(output: Path) -> Iterator[Path]:
-    """A directory beside ``output`` that takes its place when the block ends well, and is gone when it does not."""
-    output.parent.mkdir(parents=True, exist_ok=True)
-    directory = Path(tempfile.mkdtemp(prefix=f".{output.name}.", suffix=".tmp", dir=output.parent))
-    try:
-        yield directory
-        directory.chmod(0o755)
-        for path in directory.iterdir():
-            _sync(path)
-        _sync(directory)
-        if output.exists():
-            old = directory.with_suffix(".old")
-            output.rename(old)
-            directory.rename(output)
-            shutil.rmtree(old)
-        else:
-            directory.rename(output)
-        _sync(output.parent)
-    except OSError as problem:
-        raise BundleError(f"{output} cannot be written: {problem.strerror or problem}") from problem
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    """To the disk: after the rename a power cut must find the files whole."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -7,7 +7,8 @@ gives X; it is kept on disk in float16, so memory holds one H at a time.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -34,12 +35,10 @@ CALIBRATION_TOKENS = 4096
 _CHUNK = 256
 
 
-def calibrated_rounding(
-    recipe: ExportRecipe, checkpoint: Checkpoint, tokenizer: TokenizerModel, progress: Progress
-) -> Callable[[tuple[str, ...]], Rounding | None]:
-    """The rounding of each product by its weights' names; ``None`` for all when the recipe has no calibration."""
+def calibration_ids(recipe: ExportRecipe, tokenizer: TokenizerModel) -> NDArray[np.int64] | None:
+    """[T] the text that calibrates; ``None`` when the recipe rounds every weight by itself."""
     if recipe.calibration == "none" or recipe.precision != "int4":
-        return lambda names: None
+        return None
     path = _BUILTIN if recipe.calibration == "builtin" else Path(recipe.calibration)
     try:
         text = path.read_text(encoding="utf-8")
@@ -48,28 +47,45 @@ def calibrated_rounding(
     ids = np.array([tokenizer.bos_id, *tokenizer.encode(text)][:CALIBRATION_TOKENS], np.int64)
     if len(ids) < _CHUNK:
         raise ConfigError(f"calibration: {path} gives {len(ids)} tokens; at least {_CHUNK} are needed")
-    moments = input_moments(checkpoint, ids, progress)
+    return ids
 
-    def rounding(names: tuple[str, ...]) -> Rounding | None:
-        # Once a product: the factorisation costs K^3, and the rows come in slabs.
-        factor = input_factor(moments(names))
-        return lambda rows: gptq(rows, factor, recipe.block_size, symmetric=recipe.symmetric)
 
-    return rounding
+@contextmanager
+def calibrated_rounding(
+    directory: Path,
+    recipe: ExportRecipe,
+    checkpoint: Checkpoint,
+    ids: NDArray[np.int64] | None,
+    progress: Progress,
+) -> Iterator[Callable[[tuple[str, ...]], Rounding | None]]:
+    """The rounding of each product by its weights' names; ``None`` for all without a text.
+
+    Activations live in a temporary folder in ``directory`` until the block ends.
+    """
+    if ids is None:
+        yield lambda names: None
+        return
+    with tempfile.TemporaryDirectory(prefix="calibration.", dir=directory) as folder:
+        moments = input_moments(Path(folder), checkpoint, ids, progress)
+
+        def rounding(names: tuple[str, ...]) -> Rounding | None:
+            # Once a product: the factorisation costs K^3, and the rows come in slabs.
+            factor = input_factor(moments(names))
+            return lambda rows: gptq(rows, factor, recipe.block_size, symmetric=recipe.symmetric)
+
+        yield rounding
 
 
 def input_moments(
-    checkpoint: Checkpoint, ids: NDArray[np.int64], progress: Progress
+    directory: Path, checkpoint: Checkpoint, ids: NDArray[np.int64], progress: Progress
 ) -> Callable[[tuple[str, ...]], Floats]:
-    """X^T X / T [K, K] of the inputs of a product, by its weights' names. Activations live in a temporary folder."""
+    """X^T X / T [K, K] of the inputs of a product, by its weights' names. Activations live in ``directory``."""
     graph = describe(checkpoint.config)
-    folder = tempfile.TemporaryDirectory(prefix="edge-calibration.")
-    directory = Path(folder.name)
     products = {op.weights: op.x for op in graph.body if isinstance(op, Linear)}
     files = _run_body(directory, graph, checkpoint, ids, sorted(set(products.values())), progress)
 
-    def moment(names: tuple[str, ...], keep: tempfile.TemporaryDirectory[str] = folder) -> Floats:
-        x = np.load(files[products[names]], mmap_mode="r").astype(np.float32)
+    def moment(names: tuple[str, ...]) -> Floats:
+        x = np.fromfile(files[products[names]], np.float16).reshape(len(ids), -1).astype(np.float32)
         product: Floats = x.T @ x / np.float32(len(x))
         return product
 
@@ -82,7 +98,7 @@ def _run_body(
     """Run an int8 body over ``ids`` and store each of ``values`` as [T, width] float16."""
     import onnxruntime
 
-    recipe = ExportRecipe(source="", output="", precision="int8", max_context=_CHUNK)
+    recipe = ExportRecipe(source="", output="", precision="int8", max_context=_CHUNK, screen_head=False)
     plan = ModelPlan(
         TARGET, checkpoint, checkpoint.config.num_layers, checkpoint.config.vocab_size, None, "int8", "int8"
     )
@@ -94,7 +110,8 @@ def _run_body(
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(str(directory / "body.onnx"), options, providers=["CPUExecutionProvider"])
-    parts: dict[str, list[NDArray[np.float16]]] = {value: [] for value in values}
+    # Chunk by chunk to the disk: all activations together would be the peak of an export's memory.
+    files = {value: directory / f"{value}.f16" for value in values}
     # Separate short contexts: what matters is the spread of activations, not long range.
     for start in range(0, len(ids), _CHUNK):
         chunk = ids[start : start + _CHUNK]
@@ -104,10 +121,7 @@ def _run_body(
             for part in ("key", "value"):
                 feeds[f"past_{part}_{i}"] = np.zeros((1, kv.kv_heads, _CHUNK, kv.head_dim), np.float32)
         for value, array in zip(values, session.run(values, feeds), strict=True):
-            parts[value].append(np.clip(array[0], -65504, 65504).astype(np.float16))
+            with files[value].open("ab") as out:
+                np.clip(array[0], -65504, 65504).astype(np.float16).tofile(out)
         progress("calibrate", min(start + _CHUNK, len(ids)), len(ids))
-    files = {}
-    for value in values:
-        files[value] = directory / f"{value}.npy"
-        np.save(files[value], np.concatenate(parts.pop(value)))
     return files

@@ -40,6 +40,8 @@ class Reference:
         import transformers
 
         self._torch = torch
+        # Its bars would stand between the lines of our own.
+        transformers.utils.logging.disable_progress_bar()
         kind = getattr(torch, dtype)
         if checkpoint.kind == "safetensors":
             model = transformers.AutoModelForCausalLM.from_pretrained(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_runtime.bench.corpus import sample_text
 from edge_runtime.bundle import Manifest, MemoryNeeds, TokenizerEntry
 from edge_runtime.engines.ort import OrtEngine, OrtSettings
 from edge_runtime.engines.protocol import Engine, HeadRequest, StepInput
@@ -122,3 +123,37 @@ def run_in_chunks(engine: Engine, ids: NDArray[np.int64], sizes: list[int]) -> N
         rows += [engine.logits(row).copy() for row in range(len(chunk))]
         start += len(chunk)
     return np.stack(rows)
+
+
+def save_tiny_tokenizer(directory: Path, vocab: int = 512, text: str | None = None) -> None:
+    """A ``tokenizer.model`` with Gemma's ids of markers and its byte pieces, trained on a small text."""
+    import sentencepiece
+
+    sentences = (sample_text() if text is None else text).splitlines()
+    with (directory / "tokenizer.model").open("wb") as out:
+        sentencepiece.SentencePieceTrainer.Train(
+            sentence_iterator=iter(sentences),
+            model_writer=out,
+            model_type="bpe",
+            vocab_size=vocab,
+            byte_fallback=True,
+            pad_id=0,
+            eos_id=1,
+            bos_id=2,
+            unk_id=3,
+            pad_piece="<pad>",
+            eos_piece="<eos>",
+            bos_piece="<bos>",
+            user_defined_symbols=["<start_of_turn>", "<end_of_turn>"],
+            normalization_rule_name="identity",
+            add_dummy_prefix=False,
+            remove_extra_whitespaces=False,
+            minloglevel=2,
+        )
+
+
+def save_tiny_checkpoint(directory: Path, config: TinyConfig, seed: int = 0, text: str | None = None) -> Path:
+    """A checkpoint that exports as it stands: model and tokenizer."""
+    save_tiny(directory, config, seed)
+    save_tiny_tokenizer(directory, config.vocab, text)
+    return directory
