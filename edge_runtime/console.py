@@ -8,7 +8,10 @@ from typing import Any, NoReturn
 
 import click
 
-from .errors import EdgeError
+from .errors import EdgeError, did_you_mean
+
+_INTERRUPTED = 128 + 2
+_READER_LEFT = 128 + 13
 
 
 class OneLineErrors(click.Group):
@@ -18,20 +21,50 @@ class OneLineErrors(click.Group):
         extra["standalone_mode"] = False
         try:
             result = super().main(*args, **extra)
-        except click.exceptions.NoArgsIsHelpError as problem:
-            click.echo(problem.ctx.get_help() if problem.ctx else "")
-            sys.exit(2)
         except click.ClickException as problem:
             _fail(problem.format_message(), problem.exit_code)
         except EdgeError as problem:
             _fail(str(problem), problem.exit_code)
         except (click.Abort, KeyboardInterrupt):
-            _fail("interrupted", 130)
-        except BrokenPipeError:
-            # The reader went away (a pager, head): its business. Nothing may be flushed into the pipe at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.exit(141)
+            sys.exit(_INTERRUPTED)
+        except OSError as problem:
+            # A full disk behind stdout, a file that may not be read: nobody's bug.
+            _leave_stdout()
+            where = "" if problem.filename is None else f"{problem.filename}: "
+            _fail(f"{where}{problem.strerror or problem}", EdgeError.exit_code)
         sys.exit(result if isinstance(result, int) else 0)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args and not ctx.resilient_parsing:
+            click.echo(ctx.get_help(), err=True)
+            ctx.exit(2)
+        return super().parse_args(ctx, args)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if self.get_command(ctx, name) is None and not ctx.resilient_parsing:
+            ctx.fail(f"no command {name!r}{did_you_mean(name, self.list_commands(ctx))}")
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        # Here and not in main: click would answer both in its own way before that.
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            # The reader went away (a pager, head): its business.
+            _leave_stdout()
+            sys.exit(_READER_LEFT)
+        except KeyboardInterrupt:
+            if sys.stderr.isatty():
+                click.echo(err=True)  # the shell's prompt shall not stand behind ^C
+            sys.exit(_INTERRUPTED)
+
+
+def _leave_stdout() -> None:
+    """What is still buffered for stdout goes nowhere, or Python would fail once more at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(message: str, code: int) -> NoReturn:

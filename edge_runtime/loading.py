@@ -14,7 +14,8 @@ from .drafters.length import FixedLength, LengthPolicy, MeasuredLength, PromptLe
 from .drafters.prompt_lookup import PromptLookup
 from .drafters.protocol import Drafter, NoDraft
 from .engines.ort import OrtEngine, OrtSettings
-from .errors import ConfigError
+from .errors import BundleError, ConfigError, InputError
+from .text.chat import ChatTemplate
 from .text.tokenizer import Tokenizer
 from .warmup import measure_costs
 
@@ -23,10 +24,14 @@ MAX_DRAFT_TOKENS = 7
 """Default most of K. On a CPU the best K is 1 to 3; this leaves room for devices where verifying is free."""
 
 
+DEFAULT_CONTEXT = 2048
+"""Most tokens unless more are asked for: a cache is memory."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
     context: int | None = None
-    """Tokens of prompt and answer together; the bundle's longest, at most 2048, when ``None``."""
+    """Tokens of prompt and answer together; the bundle's longest, at most ``DEFAULT_CONTEXT``, when ``None``."""
     threads: int = 0
     deterministic: bool = False
     head: Literal["screened", "full"] = "screened"
@@ -57,10 +62,20 @@ class LoadedBundle:
         if name == "none":
             return NoDraft()
         if name == "draft" and self.draft is None:
-            raise ConfigError(f"drafter draft: bundle {self.manifest.name!r} has no draft model")
+            raise ConfigError(_no_draft(self.manifest))
         if self.draft is not None and name != "lookup":
             return DraftModel(self.draft, self.target.info, max_k=max_k)
         return PromptLookup(max_k=max_k)
+
+    def chat_template(self) -> ChatTemplate:
+        """Raises ``BundleError`` where there is none, or none that can be read."""
+        name = self.manifest.chat_template
+        if name is None:
+            raise BundleError(f"bundle {self.manifest.name!r} has no chat template")
+        try:
+            return ChatTemplate((self.directory / name).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, InputError) as problem:
+            raise BundleError(f"{self.directory / name}: {problem}") from None
 
     def decoder(self, drafter: DrafterName = "auto", length: LengthPolicy | None = None) -> Decoder:
         made = self.drafter(drafter)
@@ -87,10 +102,16 @@ def load_bundle(directory: Path, settings: LoadSettings) -> LoadedBundle:
     """Raises ``BundleError`` for a missing, altered or foreign bundle, ``ConfigError`` for settings beyond it."""
     started = time.perf_counter()
     manifest = read_manifest(directory)
+    longest = manifest.model(TARGET).max_context
+    context = min(longest, DEFAULT_CONTEXT) if settings.context is None else settings.context
+    # Before the hashes, which can take a minute: a slip in an option is told at once.
+    if not 1 <= context <= longest:
+        raise ConfigError(f"context of {context} tokens: bundle {manifest.name!r} holds 1 to {longest}")
+    if settings.drafter == "draft" and DRAFT not in manifest.models:
+        raise ConfigError(_no_draft(manifest))
     verify_files(directory, manifest, hashes=settings.verify_hashes)
-    target_model = manifest.model(TARGET)
     engine_settings = OrtSettings(
-        capacity=min(target_model.max_context, 2048) if settings.context is None else settings.context,
+        capacity=context,
         max_head_rows=MAX_DRAFT_TOKENS + 1,
         threads=settings.threads,
         deterministic=settings.deterministic,
@@ -115,3 +136,7 @@ def load_bundle(directory: Path, settings: LoadSettings) -> LoadedBundle:
         max_head_rows=engine_settings.max_head_rows,
         load_s=time.perf_counter() - started,
     )
+
+
+def _no_draft(manifest: Manifest) -> str:
+    return f"drafter draft: bundle {manifest.name!r} has no draft model"

@@ -2,103 +2,152 @@
 
 from __future__ import annotations
 
-import sys
+import itertools
+import re
+from collections.abc import Callable
 from typing import Any
 
 import click
 import numpy as np
 
-from ..decoder import Decoder
+from ..decoder import Decoder, Progress
 from ..engines.protocol import Ids
-from ..errors import BundleError, InputError
+from ..errors import InputError, did_you_mean
 from ..generation import Generation
 from ..loading import LoadedBundle, length_policy, load_bundle
 from ..sampling import SamplingParams
 from ..session import Session, common_prefix
-from ..text.chat import ChatTemplate, Message
+from ..text.chat import ChatTemplate, Conversation
 from ..text.stream import TextStream
-from .options import bundle_options, load_settings, sampling_options, sampling_params
+from .interrupt import Interrupt
+from .lines import Lines
+from .options import as_text, bundle_options, load_settings, sampling_options, sampling_params
+from .output import TextOutput
 from .progress import prefill_progress
+
+_RESET, _QUIT = "/reset", "/quit"
+_COMMAND = re.compile(r"/\w+")
+_LEAVE = f"{_QUIT} or Ctrl-D leaves"
 
 
 @click.command()
 @bundle_options
-@click.option("--system", help="Instruction ahead of the conversation.")
+@click.option("--system", metavar="TEXT", help="Instruction ahead of the conversation.")
 @sampling_options
 def chat(system: str | None, **given: Any) -> None:
-    """Talk with the model: a line is a turn; /reset starts anew, /quit or end of file leaves."""
+    """Talk with an instruct model: a line is a turn.
+
+    /reset starts anew, /quit or the end of the input leaves, Ctrl-C ends an answer early. Only answers go to stdout.
+    """
     params, length = sampling_params(given), length_policy(given["k"])
     bundle = load_bundle(given["bundle"], load_settings(given))
     try:
-        talk = _Conversation(bundle, system)
+        template = bundle.chat_template()
+        system = None if system is None else as_text(system)
         decoder = bundle.decoder(given["drafter"], length)
-        click.echo(f"{bundle.manifest.name}: /reset starts anew, /quit leaves", err=True)
-        while (line := _read_line()) is not None:
-            if line == "/reset":
-                talk = _Conversation(bundle, system)
-                continue
-            try:
-                talk.answer(decoder, line, params, given)
-            except InputError as problem:
-                # A turn that cannot be taken leaves the conversation as it was.
-                click.echo(f"error: {problem}", err=True)
+        _converse(lambda: Talk(bundle, template, decoder, system, params, given), bundle.manifest.name)
     finally:
         bundle.close()
 
 
-class _Conversation:
-    """Messages, and the tokens that the cache of the slot holds."""
+def _converse(start: Callable[[], Talk], name: str) -> None:
+    """Until the input ends. A turn that cannot be taken leaves the conversation as it was."""
+    lines, talk = Lines(), start()
+    if lines.typed:
+        click.echo(f"{name}: {_RESET} starts anew, Ctrl-C ends an answer early, {_LEAVE}", err=True)
+    while True:
+        try:
+            line = lines.read()
+        except KeyboardInterrupt:
+            if not lines.typed:
+                raise
+            click.echo(f"\n{_LEAVE}", err=True)
+            continue
+        if line is None or line == _QUIT:
+            return
+        try:
+            if line == _RESET:
+                talk = start()
+            elif _COMMAND.fullmatch(line):
+                raise InputError(f"no command {line!r}{did_you_mean(line, (_RESET, _QUIT))}")
+            else:
+                talk.answer(as_text(line))
+        except InputError as problem:
+            click.echo(f"error: {problem}", err=True)
 
-    def __init__(self, bundle: LoadedBundle, system: str | None) -> None:
-        name = bundle.manifest.chat_template
-        if name is None:
-            raise BundleError(f"bundle {bundle.manifest.name!r} has no chat template")
-        source = (bundle.directory / name).read_text(encoding="utf-8")
-        self._bundle = bundle
-        self._template = ChatTemplate(source)
-        self._messages = [Message("system", system)] if system else []
-        self._cached: Ids = np.zeros(0, np.int64)
 
-    def answer(self, decoder: Decoder, line: str, params: SamplingParams, given: dict[str, Any]) -> None:
+class Talk:
+    """One conversation, and the tokens of it that the cache of the slot holds."""
+
+    def __init__(
+        self,
+        bundle: LoadedBundle,
+        template: ChatTemplate,
+        decoder: Decoder,
+        system: str | None,
+        params: SamplingParams,
+        given: dict[str, Any],
+    ) -> None:
+        self._bundle, self._decoder, self._params, self._given = bundle, decoder, params, given
+        self._conversation = Conversation(template, bundle.tokenizer, system)
+        # Now and not in every turn: a system message that the template refuses.
+        self._conversation.prompt("-")
+        self._output = TextOutput()
+        self.cached: Ids = np.zeros(0, np.int64)
+
+    def answer(self, line: str) -> Session:
         """One turn, streamed to stdout. Raises ``InputError`` when it does not fit."""
-        bundle = self._bundle
-        messages = [*self._messages, Message("user", line)]
-        # The template writes the begin-of-text piece itself.
-        prompt = bundle.tokenizer.encode(self._template.render(messages), bos=False, parse_special=True)
-        session = Session(
-            bundle.target.info,
+        session = self._session(self._conversation.prompt(line))
+        stream = TextStream(self._bundle.tokenizer.piece_bytes, self._given["stop"])
+        with Interrupt() as interrupt:
+            text = self._stream(session, stream, interrupt)
+        self._output.write("\n")
+        # Whatever ended the turn, the cache is as far as the session says.
+        self.cached = session.tokens[: session.kv_len].copy()
+        if len(session.generated):
+            self._conversation.answered(session.generated.tolist(), text)
+        if session.finish_reason is None:
+            click.echo("[interrupted]", err=True)
+        elif session.finish_reason == "length":
+            full = session.length == self._bundle.target.info.capacity
+            click.echo(f"[the context is full: {_RESET}]" if full else "[--max-tokens]", err=True)
+        return session
+
+    def _session(self, prompt: list[int]) -> Session:
+        given = self._given
+        return Session(
+            self._bundle.target.info,
             prompt,
-            params,
+            self._params,
             max_tokens=given["max_tokens"],
-            eos_ids=bundle.manifest.tokenizer.eos_ids,
+            eos_ids=self._bundle.manifest.tokenizer.eos_ids,
             seed=given["seed"],
             policy=given["policy"],
-            kv_len=common_prefix(self._cached, np.array(prompt, np.int64)),
+            kv_len=common_prefix(self.cached, np.array(prompt, np.int64)),
         )
-        stream = TextStream(bundle.tokenizer.piece_bytes, given["stop"])
-        generation = None
-        try:
-            with prefill_progress(session.prompt_len - session.kv_len) as progress:
-                generation = Generation(decoder, session, stream, progress=progress)
-                pieces = iter(generation)
-                click.echo(next(pieces).text, nl=False)
-            for piece in pieces:
-                click.echo(piece.text, nl=False)
-        except KeyboardInterrupt:
-            click.echo(" [interrupted]", nl=False)
-        click.echo()
-        self._cached = session.tokens[: session.kv_len].copy()
-        text = "" if generation is None else generation.result().text
-        self._messages = [*messages, Message("assistant", text)]
+
+    def _stream(self, session: Session, stream: TextStream, interrupt: Interrupt) -> str:
+        """The text as far as it went."""
+        with prefill_progress(session.prompt_len - session.kv_len) as bar:
+            generation = Generation(self._decoder, session, stream, progress=_watched(bar, interrupt))
+            pieces = iter(generation)
+            try:
+                first = next(pieces)
+            except KeyboardInterrupt:
+                return ""
+        for piece in itertools.chain((first,), pieces):
+            self._output.write(piece.text)
+            if interrupt.asked:
+                break
+        return generation.result().text
 
 
-def _read_line() -> str | None:
-    """The next turn, or ``None`` at the end."""
-    while True:
-        if sys.stdin.isatty():
-            click.echo("> ", nl=False, err=True)
-        line = sys.stdin.readline()
-        if not line or line.strip() == "/quit":
-            return None
-        if line.strip():
-            return line.strip()
+def _watched(bar: Progress | None, interrupt: Interrupt) -> Progress:
+    """A prefill's callback that also ends it when asked to."""
+
+    def progress(done: int, total: int) -> None:
+        if bar is not None:
+            bar(done, total)
+        interrupt.check()
+
+    return progress

@@ -13,18 +13,18 @@ from ..generation import Generation, GenerationResult
 from ..loading import LoadedBundle, length_policy, load_bundle
 from ..session import Session
 from ..text.stream import TextStream
-from .options import bundle_options, load_settings, read_prompt, sampling_options, sampling_params
+from .options import bundle_options, load_settings, prompt_options, read_prompt, sampling_options, sampling_params
+from .output import TextOutput
 from .progress import prefill_progress
 
 
 @click.command()
 @bundle_options
-@click.option("--prompt", help="Text to continue.")
-@click.option("--prompt-file", type=click.Path(path_type=Path), help="File with the text to continue.")
+@prompt_options
 @sampling_options
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object in place of the text.")
+@click.option("--json", "as_json", is_flag=True, help="Print text, tokens, timings and acceptance as a JSON object.")
 def generate(prompt: str | None, prompt_file: Path | None, as_json: bool, **given: Any) -> None:
-    """Continue a prompt, streaming the text as it is certain."""
+    """Continue a prompt; the text goes to stdout as it is made."""
     text = read_prompt(prompt, prompt_file)
     params, length = sampling_params(given), length_policy(given["k"])
     bundle = load_bundle(given["bundle"], load_settings(given))
@@ -44,10 +44,11 @@ def generate(prompt: str | None, prompt_file: Path | None, as_json: bool, **give
             generation = Generation(decoder, session, stream, progress=progress)
             pieces = iter(generation)
             first = next(pieces)
+        output = TextOutput()
         for piece in itertools.chain((first,), pieces):
             if not as_json:
-                click.echo(piece.text, nl=False)
-        click.echo(json.dumps(_report(bundle, generation.result())) if as_json else "")
+                output.write(piece.text)
+        output.write((json.dumps(_report(bundle, generation.result())) if as_json else "") + "\n")
     finally:
         bundle.close()
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from ..errors import ConfigError
+from ..errors import ConfigError, InputError
 from ..loading import LoadSettings
 from ..sampling import SamplingParams
 
@@ -18,32 +19,53 @@ F = TypeVar("F", bound=Callable[..., Any])
 def bundle_options(function: F) -> F:
     """Which bundle, and how it is loaded."""
     options = [
-        click.option("--bundle", required=True, type=click.Path(path_type=Path), help="Directory of the bundle."),
-        click.option("--context", type=int, help="Tokens of prompt and answer together (default: at most 2048)."),
-        click.option("--threads", type=click.IntRange(0), default=0, help="Threads of a product; 0: one per core."),
-        click.option("--deterministic", is_flag=True, help="Same bits whatever K: never runs a lone row."),
-        click.option("--head", type=click.Choice(["screened", "full"]), default="screened",
-                     help="Way through the head."),
-        click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", help="Where the engines run."),
+        click.option("--bundle", required=True, metavar="DIR", type=click.Path(path_type=Path), help="Bundle to run."),
+        click.option("--context", type=int, metavar="N",
+                     help="Tokens of prompt and answer together.  [default: what the bundle holds, at most 2048]"),
+        click.option("--threads", type=click.IntRange(0), default=0, metavar="N",
+                     help="CPU threads.  [default: one per core]"),
+        click.option("--deterministic", is_flag=True,
+                     help="Logits that do not depend on K, so that drafts never change a text; slower plain steps."),
+        click.option("--head", type=click.Choice(["screened", "full"]), default="screened", show_default=True,
+                     help="screened: a 4-bit copy of the head finds the rows to score; full: scores all of them."),
+        click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
+                     help="Where the engines run."),
         click.option("--drafter", type=click.Choice(["auto", "none", "lookup", "draft"]), default="auto",
-                     help="auto: the bundle's draft model, or prompt lookup."),
-        click.option("--k", default="auto", help="Draft tokens a step: auto (measured), prompt-length, or a number."),
-        click.option("--no-verify", is_flag=True, help="Skip the hashes of the bundle's files."),
+                     show_default=True, help="Who drafts: nobody, n-grams of the text itself, the bundle's draft "
+                     "model; auto: the draft model where there is one, otherwise lookup."),
+        click.option("--k", default="auto", metavar="N|auto|prompt-length", show_default=True,
+                     help="Draft tokens a step; auto goes by measured costs, and may be 0."),
+        click.option("--no-verify", is_flag=True, help="Do not check the bundle's files against their sha256."),
+    ]  # fmt: skip
+    return _apply(function, options)
+
+
+def prompt_options(function: F) -> F:
+    options = [
+        click.option("--prompt", metavar="TEXT", help="Text to continue."),
+        click.option("--prompt-file", metavar="FILE", type=click.Path(path_type=Path, allow_dash=True),
+                     help="File with the text to continue, - for stdin."),
     ]  # fmt: skip
     return _apply(function, options)
 
 
 def sampling_options(function: F) -> F:
     options = [
-        click.option("--max-tokens", type=click.IntRange(1), help="Tokens of the answer."),
-        click.option("--temperature", type=float, default=0.0, help="0: greedy."),
-        click.option("--top-k", type=int, default=0, help="0: off."),
-        click.option("--top-p", type=float, default=1.0, help="1: off."),
-        click.option("--min-p", type=float, default=0.0, help="0: off."),
-        click.option("--seed", type=click.IntRange(0), help="Makes a sampled text repeatable, at any K."),
-        click.option("--policy", type=click.Choice(["lossless", "threshold"]), default="lossless",
-                     help="threshold: accept drafts the target gives 0.5 or more (lossy)."),
-        click.option("--stop", multiple=True, help="End before this text; may be given several times."),
+        click.option("--max-tokens", type=click.IntRange(1), metavar="N",
+                     help="End after so many tokens.  [default: when the context is full]"),
+        click.option("--temperature", type=float, default=0.0, metavar="T", show_default=True, help="0 is greedy."),
+        click.option("--top-k", type=int, default=0, metavar="N",
+                     help="Sample from the N best tokens.  [default: all]"),
+        click.option("--top-p", type=float, default=1.0, metavar="P",
+                     help="Sample from the best tokens that hold this mass.  [default: all]"),
+        click.option("--min-p", type=float, default=0.0, metavar="P",
+                     help="Leave out tokens below this share of the best one's probability.  [default: none]"),
+        click.option("--seed", type=click.IntRange(0), metavar="N",
+                     help="The same sampled text again, whatever drafter and K (to the last near-tie with "
+                     "--deterministic)."),
+        click.option("--policy", type=click.Choice(["lossless", "threshold"]), default="lossless", show_default=True,
+                     help="threshold is lossy: accepts drafts that the target gives 0.5 or more."),
+        click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be given several times."),
     ]  # fmt: skip
     return _apply(function, options)
 
@@ -65,16 +87,28 @@ def sampling_params(given: dict[str, Any]) -> SamplingParams:
 
 
 def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
-    """Raises ``ConfigError`` unless exactly one is given and can be read."""
+    """Raises ``InputError`` unless exactly one is given and can be read."""
     if (prompt is None) == (prompt_file is None):
-        raise ConfigError("give --prompt or --prompt-file")
+        raise ConfigError("give either --prompt or --prompt-file")
     if prompt_file is None:
         assert prompt is not None
-        return prompt
+        return as_text(prompt)
     try:
-        return prompt_file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as problem:
-        raise ConfigError(f"{prompt_file}: {problem}") from None
+        data = sys.stdin.buffer.read() if str(prompt_file) == "-" else prompt_file.read_bytes()
+        return data.decode("utf-8")
+    except OSError as problem:
+        raise ConfigError(f"prompt file {prompt_file}: {problem.strerror}") from None
+    except UnicodeDecodeError as problem:
+        raise ConfigError(f"prompt file {prompt_file}: not UTF-8 at byte {problem.start}") from None
+
+
+def as_text(given: str) -> str:
+    """An argument or a line as UTF-8, which it is whatever the locale says. Raises ``InputError``."""
+    try:
+        # What Python could not decode stands there as surrogates.
+        return given.encode("utf-8", "surrogateescape").decode("utf-8")
+    except UnicodeError:
+        raise InputError(f"not UTF-8: {given[:40]!r}") from None
 
 
 def _apply(function: F, options: Sequence[Callable[[F], F]]) -> F:

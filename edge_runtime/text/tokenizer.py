@@ -61,7 +61,9 @@ class Tokenizer:
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as problem:
-            raise InputError(f"text: character {problem.start} is half a surrogate pair") from None
+            raise InputError(
+                f"text: character {problem.start} is half a surrogate pair, or a byte that is not UTF-8"
+            ) from None
         ids = [self.bos_id] if bos else []
         if not parse_special:
             return ids + list(self._model.EncodeAsIds(text))
