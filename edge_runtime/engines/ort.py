@@ -149,10 +149,12 @@ class OrtEngine:
         return logits
 
     def close(self) -> None:
+        """Free the sessions; closing twice is harmless, any other call afterwards an error."""
         self._body_bindings.clear()
         self._head_bindings.clear()
         self._readout_bindings.clear()
-        del self._body, self._head, self._readout, self._shared
+        for name in ("_body", "_head", "_readout", "_shared", "_arrays"):
+            self.__dict__.pop(name, None)
 
     def _run(
         self, session: onnxruntime.InferenceSession, binding: onnxruntime.IOBinding, small: Mapping[str, Any] | None
