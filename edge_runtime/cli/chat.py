@@ -21,7 +21,7 @@ from ..text.chat import ChatTemplate, Conversation
 from ..text.stream import TextStream
 from .interrupt import Interrupt
 from .lines import Lines
-from .options import as_text, bundle_options, load_settings, sampling_options, sampling_params
+from .options import as_text, bundle_options, load_settings, sampling_options, sampling_params, stop_strings
 from .output import TextOutput
 from .progress import prefill_progress
 
@@ -40,6 +40,7 @@ def chat(system: str | None, **given: Any) -> None:
     /reset starts anew, /quit or the end of the input leaves, Ctrl-C ends an answer early. Only answers go to stdout.
     """
     params, length = sampling_params(given), length_policy(given["k"])
+    given["stop"] = stop_strings(given)
     bundle = load_bundle(given["bundle"], load_settings(given))
     try:
         template = bundle.chat_template()

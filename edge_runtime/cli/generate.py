@@ -13,7 +13,15 @@ from ..generation import Generation, GenerationResult
 from ..loading import LoadedBundle, length_policy, load_bundle
 from ..session import Session
 from ..text.stream import TextStream
-from .options import bundle_options, load_settings, prompt_options, read_prompt, sampling_options, sampling_params
+from .options import (
+    bundle_options,
+    load_settings,
+    prompt_options,
+    read_prompt,
+    sampling_options,
+    sampling_params,
+    stop_strings,
+)
 from .output import TextOutput
 from .progress import prefill_progress
 
@@ -26,7 +34,7 @@ from .progress import prefill_progress
 def generate(prompt: str | None, prompt_file: Path | None, as_json: bool, **given: Any) -> None:
     """Continue a prompt; the text goes to stdout as it is made."""
     text = read_prompt(prompt, prompt_file)
-    params, length = sampling_params(given), length_policy(given["k"])
+    params, stops, length = sampling_params(given), stop_strings(given), length_policy(given["k"])
     bundle = load_bundle(given["bundle"], load_settings(given))
     try:
         decoder = bundle.decoder(given["drafter"], length)
@@ -39,7 +47,7 @@ def generate(prompt: str | None, prompt_file: Path | None, as_json: bool, **give
             seed=given["seed"],
             policy=given["policy"],
         )
-        stream = TextStream(bundle.tokenizer.piece_bytes, given["stop"])
+        stream = TextStream(bundle.tokenizer.piece_bytes, stops)
         with prefill_progress(session.prompt_len) as progress:
             generation = Generation(decoder, session, stream, progress=progress)
             pieces = iter(generation)

@@ -12,6 +12,7 @@ import click
 from ..errors import ConfigError, InputError
 from ..loading import LoadSettings
 from ..sampling import SamplingParams
+from ..text.stop import StopStrings
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -84,6 +85,13 @@ def load_settings(given: dict[str, Any]) -> LoadSettings:
 
 def sampling_params(given: dict[str, Any]) -> SamplingParams:
     return SamplingParams(given["temperature"], given["top_k"], given["top_p"], given["min_p"])
+
+
+def stop_strings(given: dict[str, Any]) -> tuple[str, ...]:
+    """Raises ``InputError`` for one that cannot stop."""
+    stops = tuple(as_text(stop) for stop in given["stop"])
+    StopStrings(stops)
+    return stops
 
 
 def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
