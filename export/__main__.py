@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 from rich.console import Console
@@ -102,8 +102,17 @@ def check(bundle: Path) -> None:
 @click.option("--text", type=click.Path(path_type=Path), help="Text to predict (default: 400 tokens of the GPL-3).")
 @click.option("--greedy/--no-greedy", default=True, help="Also compare 64 greedy tokens on ten prompts.")
 @click.option("--deterministic", is_flag=True, help="Run the bundle in the deterministic mode.")
+@click.option("--head", type=click.Choice(["screened", "full"]), default="screened", help="Way through the head.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def parity(bundle: Path, reference: Path, text: Path | None, greedy: bool, deterministic: bool, as_json: bool) -> None:
+def parity(
+    bundle: Path,
+    reference: Path,
+    text: Path | None,
+    greedy: bool,
+    deterministic: bool,
+    head: Literal["screened", "full"],
+    as_json: bool,
+) -> None:
     """Compare a BUNDLE with transformers in float32: agreement, logits, KL, NLL."""
     from .checkpoint import open_checkpoint
     from .parity import measure_parity, parity_prompts
@@ -118,6 +127,7 @@ def parity(bundle: Path, reference: Path, text: Path | None, greedy: bool, deter
             text=None if text is None else _read_text(text),
             greedy_prompts=parity_prompts() if greedy else (),
             deterministic=deterministic,
+            head=head,
             progress=progress,
         )
     if as_json:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from edge_runtime.bench.corpus import SAMPLE_TOKENS, Prompt, prompts, sample_tex
 from edge_runtime.bundle import TARGET, Manifest
 from edge_runtime.engines.ort import OrtEngine, OrtSettings
 from edge_runtime.engines.protocol import Engine, HeadRequest, StepInput
+from edge_runtime.errors import ConfigError
 from edge_runtime.text.tokenizer import Tokenizer
 
 from .checkpoint import Checkpoint
@@ -68,16 +70,24 @@ def measure_parity(
     greedy_prompts: Sequence[Prompt] = (),
     greedy_tokens: int = 64,
     deterministic: bool = False,
+    head: Literal["screened", "full"] = "screened",
+    reference: Reference | None = None,
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> Parity:
+    """Against ``reference``, or one made from ``checkpoint``. Raises ``ConfigError`` when the two cannot be one model."""
+    model = manifest.model(TARGET)
+    if (checkpoint.config.hidden_size, checkpoint.config.num_layers) != (model.hidden_size, len(model.layers)):
+        raise ConfigError(f"{checkpoint.path} is not the checkpoint of {directory}: its layers or their size differ")
     tokenizer = Tokenizer(directory / manifest.tokenizer.file)
     ids = sample_ids(tokenizer, text)
+    if len(ids) < 2:
+        raise ConfigError("the text has no tokens to predict")
     progress("reference", 0, 1)
-    reference = Reference(checkpoint)
-    wanted = reference.logits(ids[:-1])[:, : manifest.model(TARGET).vocab_size]
+    reference = reference or Reference(checkpoint)
+    wanted = reference.logits(ids[:-1])[:, : model.vocab_size]
     progress("reference", 1, 1)
-    capacity = min(manifest.model(TARGET).max_context, max(len(ids), 512))
-    engine = OrtEngine(directory, manifest, TARGET, OrtSettings(capacity=capacity, deterministic=deterministic))
+    settings = OrtSettings(capacity=min(model.max_context, max(len(ids), 512)), deterministic=deterministic, head=head)
+    engine = OrtEngine(directory, manifest, TARGET, settings)
     try:
         rows = _compare_rows(engine, ids, wanted)
         runs = []
