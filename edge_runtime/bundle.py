@@ -67,8 +67,8 @@ class MappedTensor:
 class Screen:
     """A second way through the head: a coarse 4-bit table finds the best rows, the exact one scores them again.
 
-    It reads half the bytes. Candidates and gathered logits are exact; what is left of the log-sum-exp is the coarse
-    table's.
+    It reads half the bytes. What comes out is one consistent row: the exact logits of the rescored ids, which hold the
+    argmax and the candidates, and the coarse ones of all others.
     """
 
     head: str

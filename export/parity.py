@@ -74,7 +74,7 @@ def measure_parity(
     reference: Reference | None = None,
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> Parity:
-    """Against ``reference``, or one made from ``checkpoint``. Raises ``ConfigError`` when the two cannot be one model."""
+    """Against ``reference``, or one made from ``checkpoint``. Raises ``ConfigError`` when they cannot be one model."""
     model = manifest.model(TARGET)
     if (checkpoint.config.hidden_size, checkpoint.config.num_layers) != (model.hidden_size, len(model.layers)):
         raise ConfigError(f"{checkpoint.path} is not the checkpoint of {directory}: its layers or their size differ")

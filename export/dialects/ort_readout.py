@@ -51,29 +51,29 @@ def spell_readout(vocab_size: int, candidates: int, token_ids: NDArray[np.int64]
 
 
 def spell_screened_readout(vocab_size: int, candidates: int, hidden_size: int, rescore: Rescore) -> onnx.ModelProto:
-    """As ``spell_readout``, for ``logits`` that a coarse table gave: the best ``SCREENED`` rows of it and the gathered
-    ones are scored again with the exact table. More inputs: hidden [R,H] f32. More outputs: rescored_rows [R,S] i64
-    and rescored_logits [R,S] f32, so that a full row can be mended.
+    """As ``spell_readout``, for ``logits`` that a coarse table gave: the best ``SCREENED`` rows of it are scored again
+    with the exact table. More inputs: hidden [R,H] f32. More outputs: rescored_rows [R,S] i64 and rescored_logits
+    [R,S] f32, which mend a full row; gather_rows is [R,1], and all outputs are of the mended row.
     """
     graph = _Nodes()
     screened = min(SCREENED, vocab_size)
     rows = _top(graph, "logits", vocab_size, screened, "screen_logits")
-    graph.node("Concat", [rows, "gather_rows"], "wanted_rows", axis=1)
-    table_inputs = block_table(graph.add_initializer, "embed", rescore.table)
+    graph.node("Identity", [rows], "rescored_rows")
+    quants, *rest_of_table = block_table(graph.add_initializer, "embed", rescore.table)
     graph.node(
-        "GatherBlockQuantized", [table_inputs[0], "wanted_rows", *table_inputs[1:]], "wanted_weights", domain=MS,
+        "GatherBlockQuantized", [quants, "rescored_rows", *rest_of_table], "weights_of_rows", domain=MS,
         bits=rescore.table.bits, block_size=rescore.table.block_size, gather_axis=0, quantize_axis=1,
     )  # fmt: skip
     column = graph.node("Unsqueeze", ["hidden", graph.ints("axis2", [2])], "hidden_column")
-    scores = graph.node("MatMul", ["wanted_weights", column], "wanted_scores")
-    exact = graph.node("Squeeze", [scores, graph.ints("axis2", [2])], "wanted_logits")
-    if rescore.softcap is not None:
+    scores = graph.node("MatMul", ["weights_of_rows", column], "scores")
+    if rescore.softcap is None:
+        graph.node("Squeeze", [scores, graph.ints("axis2", [2])], "rescored_logits")
+    else:
         cap = graph.constant("cap", np.array(rescore.softcap, np.float32))
-        squashed = graph.node("Tanh", [graph.node("Div", [exact, cap], "scaled")], "squashed")
-        exact = graph.node("Mul", [squashed, cap], "capped_logits")
-    graph.cut(exact, 0, screened, "rescored_logits")
-    graph.cut(exact, screened, np.iinfo(np.int64).max, "gathered")
-    graph.node("Identity", [rows], "rescored_rows")
+        raw = graph.node("Squeeze", [scores, graph.ints("axis2", [2])], "raw_scores")
+        squashed = graph.node("Tanh", [graph.node("Div", [raw, cap], "scaled")], "squashed")
+        graph.node("Mul", [squashed, cap], "rescored_logits")
+    _mended_gather(graph)
     count = graph.ints("candidates", [candidates])
     graph.node("TopK", ["rescored_logits", count], "candidate_logits", ("best",), axis=-1)
     graph.node("GatherElements", ["rescored_rows", "best"], "candidate_ids", axis=1)
@@ -150,6 +150,22 @@ class _Nodes:
         body = helper.make_graph(self._nodes, "readout", inputs + more_inputs, outputs + more_outputs, initializers)
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(MS, 1)]
         return helper.make_model(body, opset_imports=opsets, ir_version=IR_VERSION, producer_name="edge-export")
+
+
+def _mended_gather(graph: _Nodes) -> None:
+    """``gathered`` as the mended row has it: exact where the id was rescored, coarse elsewhere.
+
+    Exact everywhere would be closer to the model, and yet wrong: acceptance of a draft and the law that replaces it
+    must be of one and the same row.
+    """
+    graph.node("GatherElements", ["logits", "gather_rows"], "coarse", axis=1)
+    same = graph.node("Equal", ["rescored_rows", "gather_rows"], "same_row")
+    hit = graph.node("Cast", [same], "hit", to=TensorProto.FLOAT)
+    axis = graph.ints("axis1", [1])
+    known = graph.node("ReduceMax", [hit, axis], "known", keepdims=1)
+    exact = graph.node("ReduceSum", [graph.node("Mul", [hit, "rescored_logits"], "hits"), axis], "exact", keepdims=1)
+    change = graph.node("Mul", [known, graph.node("Sub", [exact, "coarse"], "difference")], "change")
+    graph.node("Add", ["coarse", change], "gathered")
 
 
 def _top(graph: _Nodes, logits: str, vocab_size: int, count: int, values: str) -> str:
