@@ -109,7 +109,7 @@ def write_model(directory: Path, plan: ModelPlan, recipe: ExportRecipe, progress
         layers=graph.kv_layers,
         io=tuple(line for name, proto in graphs.items() for line in _io_table(name, proto)),
     )
-    flat = {"+".join(names): parts for names, parts in weights.items()}
+    flat = {"+".join(names): parts for names, parts in weights.items() if names != _SCREEN}
     notes = tuple(f"{plan.role} {note}" for note in precision_notes(plan.precision, flat))
     return WrittenModel(model, notes, weights)
 
