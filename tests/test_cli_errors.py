@@ -48,7 +48,7 @@ PROMPTS: list[tuple[list[str], list[str]]] = [
     (["--prompt-file", "{tmp}"], ["Is a directory"]),
     (["--prompt-file", "{bundle}/target.weights"], ["target.weights", "not UTF-8 at byte"]),
     (["--prompt", "a\udcff"], ["not UTF-8"]),
-    (["--prompt", "x" * 600], ["601 tokens", "512"]),
+    (["--prompt", "x" * 2100], ["2101 tokens", "2048"]),
     (["--prompt", "x" * 20, "--context", "21"], ["21 tokens", "context 21"]),
 ]
 OPTIONS: list[tuple[list[str], list[str]]] = [
@@ -82,10 +82,10 @@ OPTIONS: list[tuple[list[str], list[str]]] = [
     (["--device", "tpu"], ["--device", "cuda"]),
     (["--threads", "-1"], ["--threads", "-1"]),
     (["--threads", "100000"], ["100000 threads"]),
-    (["--context", "0"], ["context of 0", "1 to 512"]),
+    (["--context", "0"], ["context of 0", "1 to 4096"]),
     (["--context", "-3"], ["context of -3"]),
-    (["--context", "513"], ["context of 513", "1 to 512"]),
-    (["--context", "99999999999999999999"], ["1 to 512"]),
+    (["--context", "4097"], ["context of 4097", "1 to 4096"]),
+    (["--context", "99999999999999999999"], ["1 to 4096"]),
 ]
 
 
@@ -208,8 +208,8 @@ def test_a_chat_template_that_cannot_be_read(tmp_path: Path) -> None:
 def test_slips_are_told_before_the_files_are_hashed(tmp_path: Path) -> None:
     place = tiny.copy_of(tiny.bundle_without_draft(), tmp_path)
     flip(place / "target.weights")
-    with pytest.raises(ConfigError, match="context of 513"):
-        load_bundle(place, LoadSettings(context=513))
+    with pytest.raises(ConfigError, match="context of 4097"):
+        load_bundle(place, LoadSettings(context=4097))
     with pytest.raises(ConfigError, match="no draft model"):
         load_bundle(place, LoadSettings(drafter="draft"))
     with pytest.raises(BundleError, match="sha256"):
@@ -219,7 +219,7 @@ def test_slips_are_told_before_the_files_are_hashed(tmp_path: Path) -> None:
 def test_what_is_loaded() -> None:
     loaded = load_bundle(tiny.bundle(), LoadSettings(threads=1))
     try:
-        assert loaded.target.info.capacity == tiny.CONTEXT
+        assert loaded.target.info.capacity == 2048 < tiny.CONTEXT
         assert loaded.draft is not None
         assert loaded.decoder("none").drafter.max_k == 0
         assert loaded.decoder("lookup", length_policy("2")).drafter.name == "prompt_lookup"

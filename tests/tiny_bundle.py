@@ -18,7 +18,7 @@ from tiny_models import TinyConfig, save_tiny
 from export.build import build_bundle
 from export.recipe import DraftRecipe, ExportRecipe
 
-CONTEXT = 512
+CONTEXT = 4096
 """Longest context of the bundle."""
 _CONTROLS = ("<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<start_of_turn>", "<end_of_turn>")
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
@@ -53,9 +53,12 @@ def tiny_tokenizer() -> bytes:
 
 
 def save_tiny_checkpoint(directory: Path) -> Path:
+    import transformers
     from safetensors.numpy import load_file, save_file
 
-    save_tiny(directory, TinyConfig(layers=3, vocab=_VOCAB, context=CONTEXT))
+    transformers.utils.logging.disable_progress_bar()
+    # Every sixth layer sees all of the text.
+    save_tiny(directory, TinyConfig(layers=6, vocab=_VOCAB, context=CONTEXT))
     (directory / "tokenizer.model").write_bytes(tiny_tokenizer())
     (file,) = directory.glob("*.safetensors")
     weights = load_file(file)
@@ -76,7 +79,7 @@ def export_tiny_bundle(directory: Path, checkpoint: Path, *, draft: bool = True)
         output=str(directory),
         precision="int8",
         max_context=CONTEXT,
-        draft=DraftRecipe(layers=2, vocab_rows=448) if draft else None,
+        draft=DraftRecipe(layers=4, vocab_rows=448) if draft else None,
     )
     build_bundle(recipe, lambda what, done, total: None)
     return directory

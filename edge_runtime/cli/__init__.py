@@ -9,6 +9,7 @@ import click
 
 from .. import __version__
 from ..console import OneLineErrors
+from .interrupt import ends_at_once
 
 _COMMANDS = {
     "generate": "Continue a prompt, streaming.",
@@ -27,7 +28,8 @@ class _LazyCommands(OneLineErrors):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in _COMMANDS:
             return None
-        command: Any = getattr(importlib.import_module(f".{name}", __name__), name)
+        with ends_at_once():
+            command: Any = getattr(importlib.import_module(f".{name}", __name__), name)
         assert isinstance(command, click.Command)
         return command
 

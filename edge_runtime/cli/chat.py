@@ -19,7 +19,7 @@ from ..sampling import SamplingParams
 from ..session import Session, common_prefix
 from ..text.chat import ChatTemplate, Conversation
 from ..text.stream import TextStream
-from .interrupt import Interrupt
+from .interrupt import Interrupt, ends_at_once
 from .lines import Lines
 from .options import as_text, bundle_options, load_settings, sampling_options, sampling_params, stop_strings
 from .output import TextOutput
@@ -41,7 +41,8 @@ def chat(system: str | None, **given: Any) -> None:
     """
     params, length = sampling_params(given), length_policy(given["k"])
     given["stop"] = stop_strings(given)
-    bundle = load_bundle(given["bundle"], load_settings(given))
+    with ends_at_once():
+        bundle = load_bundle(given["bundle"], load_settings(given))
     try:
         template = bundle.chat_template()
         system = None if system is None else as_text(system)

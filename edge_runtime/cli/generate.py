@@ -13,6 +13,7 @@ from ..generation import Generation, GenerationResult
 from ..loading import LoadedBundle, length_policy, load_bundle
 from ..session import Session
 from ..text.stream import TextStream
+from .interrupt import ends_at_once
 from .options import (
     bundle_options,
     load_settings,
@@ -35,7 +36,8 @@ def generate(prompt: str | None, prompt_file: Path | None, as_json: bool, **give
     """Continue a prompt; the text goes to stdout as it is made."""
     text = read_prompt(prompt, prompt_file)
     params, stops, length = sampling_params(given), stop_strings(given), length_policy(given["k"])
-    bundle = load_bundle(given["bundle"], load_settings(given))
+    with ends_at_once():
+        bundle = load_bundle(given["bundle"], load_settings(given))
     try:
         decoder = bundle.decoder(given["drafter"], length)
         session = Session(

@@ -1,10 +1,25 @@
-"""Ctrl-C while an answer is made. Knows no terminal and no engine."""
+"""Ctrl-C while something is loaded or an answer is made. Knows no terminal and no engine."""
 
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
+
+
+@contextmanager
+def ends_at_once() -> Iterator[None]:
+    """Inside, Ctrl-C ends the process as it ends one that never heard of signals: there is nothing to tidy up.
+
+    As an exception it would surface inside C libraries that are being imported, and come out as some other error.
+    """
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Interrupt:
