@@ -103,10 +103,10 @@ class Talk:
         stream = TextStream(self._bundle.tokenizer.piece_bytes, self._given["stop"])
         with Interrupt() as interrupt:
             text = self._stream(session, stream, interrupt)
-        self._output.write("\n")
         # Whatever ended the turn, the cache is as far as the session says.
         self.cached = session.tokens[: session.kv_len].copy()
         if len(session.generated):
+            self._output.write("\n")
             self._conversation.answered(session.generated.tolist(), text)
         if session.finish_reason is None:
             click.echo("[interrupted]", err=True)
