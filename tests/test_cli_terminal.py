@@ -30,6 +30,8 @@ LONG = (
 )  # fmt: skip
 PIPE_BYTES = 4096
 """Less than the long text: who writes it waits for its reader, and cannot be at its end by chance."""
+# Buffers as users have them: unbuffered, a missing flush would not show.
+BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 PATIENCE_S = 60.0
 """Only what hangs for good takes that long."""
 
@@ -42,7 +44,7 @@ def command(*arguments: str) -> list[str]:
 @contextmanager
 def process(arguments: list[str], **streams: int) -> Iterator[subprocess.Popen[bytes]]:
     given = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | streams
-    with subprocess.Popen(arguments, cwd=ROOT, **given) as running:  # type: ignore[call-overload]
+    with subprocess.Popen(arguments, cwd=ROOT, env=BUFFERED, **given) as running:  # type: ignore[call-overload]
         try:
             if running.stdout is not None:
                 fcntl.fcntl(running.stdout, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
@@ -53,7 +55,7 @@ def process(arguments: list[str], **streams: int) -> Iterator[subprocess.Popen[b
 
 def finished(arguments: list[str], **extra: str) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
-        arguments, cwd=ROOT, capture_output=True, check=False, timeout=PATIENCE_S, env={**os.environ, **extra}
+        arguments, cwd=ROOT, capture_output=True, check=False, timeout=PATIENCE_S, env={**BUFFERED, **extra}
     )
 
 
