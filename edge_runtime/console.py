@@ -26,7 +26,7 @@ class OneLineErrors(click.Group):
         except EdgeError as problem:
             _fail(str(problem), problem.exit_code)
         except (click.Abort, KeyboardInterrupt):
-            sys.exit(_INTERRUPTED)
+            _fail("interrupted", _INTERRUPTED)
         except OSError as problem:
             # A full disk behind stdout, a file that may not be read: nobody's bug.
             _leave_stdout()
@@ -58,8 +58,8 @@ class OneLineErrors(click.Group):
             sys.exit(_READER_LEFT)
         except KeyboardInterrupt:
             if sys.stderr.isatty():
-                click.echo(err=True)  # the shell's prompt shall not stand behind ^C
-            sys.exit(_INTERRUPTED)
+                click.echo(err=True)  # nothing shall stand behind ^C
+            _fail("interrupted", _INTERRUPTED)
 
 
 def _leave_stdout() -> None:

@@ -138,13 +138,13 @@ def test_a_full_disk() -> None:
         assert running.stderr.read() == b"error: No space left on device\n"
 
 
-def test_an_interruption_is_quiet() -> None:
+def test_an_interruption_is_one_line() -> None:
     with process(command(*LONG)) as running:
         assert running.stdout is not None and running.stderr is not None
         assert running.stdout.read(4)
         running.send_signal(signal.SIGINT)
         assert running.wait(PATIENCE_S) == 130
-        assert running.stderr.read() == b""
+        assert running.stderr.read() == b"error: interrupted\n"
         assert len(running.stdout.read().decode("utf-8", "ignore")) < LONG_TOKENS
 
 
@@ -171,7 +171,7 @@ def test_an_interruption_of_a_chat_from_a_pipe() -> None:
         assert running.stderr.readline() == b"[--max-tokens]\n"
         running.send_signal(signal.SIGINT)
         assert running.wait(PATIENCE_S) == 130
-        assert running.stdout.read() == running.stderr.read() == b""
+        assert (running.stdout.read(), running.stderr.read()) == (b"", b"error: interrupted\n")
 
 
 def test_a_locale_without_the_characters() -> None:
