@@ -19,6 +19,8 @@ from ..weights import Blocks
 from .ort import IR_VERSION, MS, OPSET, block_table
 
 GROUP = 64
+LANES = 16
+"""Floats of the widest vector register."""
 SCREENED = 256
 """Rows that a screened head rescores. On 400 rows of text the true argmax ranked at most 5th in the 4-bit screen and
 all of the true best 64 were among 256 (docs/log.md)."""
@@ -207,5 +209,9 @@ def _exp_sum(graph: _Nodes, values: str, tag: str) -> str:
 
 def _close_logsumexp(graph: _Nodes, total: str) -> None:
     graph.node("Mul", ["max_logit", "inverse_temperature"], "tempered_max")
-    column = graph.node("Add", [graph.node("Log", [total], "log_sum"), "tempered_max"], "logsumexp.column")
+    # Repeated, so that every row goes through the vectorised logarithm: what is left over of a vector goes through
+    # another one, whose last digit differs, and a row must not depend on how many are beside it.
+    repeated = graph.node("Expand", [total, graph.ints("lanes", [1, LANES])], "total.repeated")
+    log_sum = graph.cut(graph.node("Log", [repeated], "log_sums"), 0, 1, "log_sum")
+    column = graph.node("Add", [log_sum, "tempered_max"], "logsumexp.column")
     graph.node("Squeeze", [column, graph.ints("axis1", [1])], "logsumexp")
