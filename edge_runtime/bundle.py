@@ -22,6 +22,7 @@ MANIFEST_NAME = "bundle.json"
 TARGET, DRAFT = "target", "draft"
 
 _HASH_CHUNK = 8 << 20
+_LARGEST_SIZE = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +197,7 @@ def read_manifest(directory: Path) -> Manifest:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise BundleError(f"{directory} is not a bundle: it has no {MANIFEST_NAME}") from None
-    except (OSError, UnicodeDecodeError, ValueError) as problem:
+    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as problem:
         raise BundleError(f"{path} cannot be read: {problem}") from None
     version = data.get("schema_version") if isinstance(data, dict) else None
     if version != SCHEMA_VERSION:
@@ -220,11 +221,25 @@ def _refuse_unlisted(path: Path, manifest: Manifest) -> None:
         used += [model.body, model.head, model.readout, *model.weights]
         used += [model.screen.head, model.screen.readout] if model.screen else []
         used += [model.token_ids] if model.token_ids else []
+        used += [tensor.file for tensor in model.table]
+        _refuse_numbers(path, model)
     missing = sorted(set(used) - listed)
     if missing:
         raise BundleError(f"{path}: {', '.join(missing)} used but not in the list of files")
     if TARGET not in manifest.models:
         raise BundleError(f"{path}: no {TARGET} model")
+
+
+def _refuse_numbers(path: Path, model: Model) -> None:
+    """Sizes that no model has would be allocated before anything else could fail."""
+    sizes = [model.vocab_size, model.hidden_size, model.candidates, model.max_context]
+    sizes += [size for layer in model.layers for size in (layer.kv_heads, layer.head_dim)]
+    sizes += [size for tensor in model.table for size in tensor.shape]
+    if not all(1 <= size <= _LARGEST_SIZE for size in sizes) or model.candidates > model.vocab_size:
+        raise BundleError(f"{path}: a size of a model is not between 1 and {_LARGEST_SIZE}")
+    for tensor in model.table:
+        if tensor.dtype not in ("uint8", "float32") or tensor.offset < 0:
+            raise BundleError(f"{path}: {tensor.name} is no table")
 
 
 def verify_files(

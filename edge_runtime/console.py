@@ -14,6 +14,16 @@ _INTERRUPTED = 128 + 2
 _READER_LEFT = 128 + 13
 
 
+_EXTRAS = {
+    "onnx": "export",
+    "ml_dtypes": "export",
+    "google": "export",
+    "torch": "reference",
+    "transformers": "reference",
+}
+"""Which extra brings a package that a command may lack."""
+
+
 class OneLineErrors(click.Group):
     """A click group whose errors, its own included, are one line; ``EdgeError.exit_code``, or 2 for a wrong option."""
 
@@ -25,6 +35,11 @@ class OneLineErrors(click.Group):
             _fail(problem.format_message(), problem.exit_code)
         except EdgeError as problem:
             _fail(str(problem), problem.exit_code)
+        except ModuleNotFoundError as problem:
+            extra_name = _EXTRAS.get((problem.name or "").split(".")[0])
+            if extra_name is None:
+                raise
+            _fail(f"{problem.name} is not installed: pip install 'edge-runtime[{extra_name}]'", 2)
         except (click.Abort, KeyboardInterrupt):
             _fail("interrupted", _INTERRUPTED)
         except OSError as problem:

@@ -123,14 +123,10 @@ def head_seconds(chances: Sequence[float], table: CostTable, head_mode: HeadMode
         return table.head(rows)
     if head_mode < 1:
         raise ValueError(f"a group of the head needs at least one row, not {head_mode}")
-    return sum(
-        chances[first] * table.head(min(head_mode, rows - first)) for first in range(0, rows, head_mode)
-    )
+    return sum(chances[first] * table.head(min(head_mode, rows - first)) for first in range(0, rows, head_mode))
 
 
-def step_seconds(
-    k: int, table: CostTable, head_mode: HeadMode = "batched", acceptance: Sequence[float] = ()
-) -> float:
+def step_seconds(k: int, table: CostTable, head_mode: HeadMode = "batched", acceptance: Sequence[float] = ()) -> float:
     """Expected seconds of a step of K drafts; ``acceptance`` [>= k] matters only to a head in groups."""
     if k < 0:
         raise ValueError(f"k must be >= 0, not {k}")

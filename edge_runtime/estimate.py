@@ -49,9 +49,7 @@ class AcceptanceEstimate:
         return rates
 
 
-def observe(
-    state: AcceptanceEstimate, drafted: int, accepted: int, weight: float = 1.0
-) -> AcceptanceEstimate:
+def observe(state: AcceptanceEstimate, drafted: int, accepted: int, weight: float = 1.0) -> AcceptanceEstimate:
     """After a step that kept ``accepted`` of ``drafted``. Raises ``ValueError`` when the two do not fit.
 
     ``weight`` is ``KDecision.weight``: as many trials as this one stands for. A step that the end of the text

@@ -51,6 +51,8 @@ class TextState:
     acceptance: AcceptanceEstimate | None = None
     """``None`` before the first plan: it then starts from what other texts of the same drafter showed."""
     k_state: KState = field(default_factory=KState)
+    weight: float = 1.0
+    """Trials that the step under way stands for."""
     ledger: Ledger = field(default_factory=Ledger)
     reach: int | None = None
     """Largest K that is priced; ``None``: all of them."""

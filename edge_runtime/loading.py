@@ -22,7 +22,8 @@ from .warmup import measure_costs
 DrafterName = Literal["auto", "none", "lookup", "draft"]
 MAX_DRAFT_TOKENS = 7
 """Default most of K. On a CPU the best K is 1 to 3; this leaves room for devices where verifying is free."""
-
+_LONGEST_DRAFT = 63
+"""A draft and the token before it are one chunk of the engine. The articles' drafts of 20 to 80 are cut to this."""
 
 DEFAULT_CONTEXT = 2048
 """Most tokens unless more are asked for: a cache is memory."""
@@ -37,6 +38,8 @@ class LoadSettings:
     head: Literal["screened", "full"] = "screened"
     device: Literal["cpu", "cuda"] = "cpu"
     drafter: DrafterName = "auto"
+    max_draft_tokens: int = MAX_DRAFT_TOKENS
+    """Most of K; the logits buffer holds one row more."""
     verify_hashes: bool = True
 
 
@@ -57,12 +60,13 @@ class LoadedBundle:
         if self.draft is not None:
             self.draft.close()
 
-    def drafter(self, name: DrafterName, max_k: int = MAX_DRAFT_TOKENS) -> Drafter:
+    def drafter(self, name: DrafterName) -> Drafter:
         """Auto: the draft model where the bundle has one, prompt lookup otherwise. Raises ``ConfigError``."""
         if name == "none":
             return NoDraft()
         if name == "draft" and self.draft is None:
             raise ConfigError(_no_draft(self.manifest))
+        max_k = self.max_head_rows - 1
         if self.draft is not None and name != "lookup":
             return DraftModel(self.draft, self.target.info, max_k=max_k)
         return PromptLookup(max_k=max_k)
@@ -93,9 +97,16 @@ def length_policy(text: str) -> LengthPolicy | None:
         return None
     if text == PromptLength.name:
         return PromptLength()
-    if text.isdecimal() and int(text) <= MAX_DRAFT_TOKENS:
+    if text.isdecimal() and int(text) <= _LONGEST_DRAFT:
         return FixedLength(int(text))
-    raise ConfigError(f"k: {text!r} is neither auto, {PromptLength.name} nor a number from 0 to {MAX_DRAFT_TOKENS}")
+    raise ConfigError(f"k: {text!r} is neither auto, {PromptLength.name} nor a number from 0 to {_LONGEST_DRAFT}")
+
+
+def most_draft_tokens(text: str) -> int:
+    """The largest K that the policy named by ``text`` may ask for."""
+    if text == PromptLength.name:
+        return _LONGEST_DRAFT
+    return max(MAX_DRAFT_TOKENS, min(int(text), _LONGEST_DRAFT)) if text.isdecimal() else MAX_DRAFT_TOKENS
 
 
 def load_bundle(directory: Path, settings: LoadSettings) -> LoadedBundle:
@@ -112,7 +123,7 @@ def load_bundle(directory: Path, settings: LoadSettings) -> LoadedBundle:
     verify_files(directory, manifest, hashes=settings.verify_hashes)
     engine_settings = OrtSettings(
         capacity=context,
-        max_head_rows=MAX_DRAFT_TOKENS + 1,
+        max_head_rows=settings.max_draft_tokens + 1,
         threads=settings.threads,
         deterministic=settings.deterministic,
         head=settings.head,

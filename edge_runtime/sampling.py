@@ -231,7 +231,9 @@ def _mass_bounds(
     if params.top_k:
         least = inside
         most = min(most, inside + (limit - len(weights)) * float(weights[-1]))
-    return least * (1.0 - MASS_SLACK), most * (1.0 + MASS_SLACK)
+    # A float32 log-sum-exp is known to a share of itself, which a low temperature makes large.
+    slack = MASS_SLACK + 2.0**-22 * abs(float(logsumexp))
+    return least * (1.0 - slack), most * (1.0 + slack)
 
 
 def _falling(logits: Logits, count: int) -> Ids:

@@ -20,7 +20,7 @@ def measure_costs(target: Engine, draft: Engine | None, k_max: int) -> MeasuredC
     body_s, head_s = _measure(target, rows)
     if draft is None:
         return MeasuredCosts(body_s, head_s, 0.0, 0.0)
-    chunk = min(draft.info.max_rows, 16)
+    chunk = min(draft.info.max_rows, draft.info.capacity, 16)
     draft_body, draft_head = _measure(draft, [1], [chunk])
     return MeasuredCosts(body_s, head_s, draft_body[1] + draft_head[1], draft_body[chunk] / chunk)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -144,7 +144,11 @@ def _write_models(
     models, notes = {TARGET: written.model}, written.notes
     if recipe.draft is not None and draft is not None:
         draft_plan = _draft_plan(recipe, recipe.draft, draft, tokenizer, plan, written)
-        drafted = write_model(directory, draft_plan, recipe, progress)
+        draft_recipe = replace(recipe, precision=draft_plan.precision)
+        # A pruned draft of the target's precision is the target's own weights.
+        draft_text = None if _all_reused(draft_plan) else calibration_ids(draft_recipe, tokenizer)
+        with calibrated_rounding(directory, draft_recipe, draft.checkpoint, draft_text, progress) as rounding:
+            drafted = write_model(directory, replace(draft_plan, rounding=rounding), recipe, progress)
         models[DRAFT] = drafted.model
         notes += tuple(note for note in drafted.notes if not draft_plan.reuse)
     return models, notes
@@ -165,8 +169,10 @@ def _draft_plan(
     )
     same = checkpoint is target_plan.checkpoint
     reuse = dict(target.weights) if same and precision == target_plan.precision else {}
-    if same and head_precision == target_plan.head_precision:
-        reuse[("embed",)] = target.weights[("embed",)]
+    for name in ("embed", "screen"):
+        reuse.pop((name,), None)
+        if same and head_precision == target_plan.head_precision and (name,) in target.weights:
+            reuse[(name,)] = target.weights[(name,)]
     full = min(checkpoint.config.vocab_size, tokenizer.vocab_size)
     return ModelPlan(
         role=DRAFT,
@@ -178,6 +184,11 @@ def _draft_plan(
         head_precision=head_precision,
         reuse=reuse,
     )
+
+
+def _all_reused(plan: ModelPlan) -> bool:
+    """Whether the body of ``plan`` is stored already."""
+    return any(name[0].startswith("layers.0.") for name in plan.reuse)
 
 
 def _head_default(precision: Precision) -> Precision:

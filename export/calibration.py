@@ -109,6 +109,8 @@ def _run_body(
     onnx.save(body, directory / "body.onnx")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    # Between two runs numpy works: threads that spin would take its cores.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     session = onnxruntime.InferenceSession(str(directory / "body.onnx"), options, providers=["CPUExecutionProvider"])
     # Chunk by chunk to the disk: all activations together would be the peak of an export's memory.
     files = {value: directory / f"{value}.f16" for value in values}
@@ -124,4 +126,7 @@ def _run_body(
             with files[value].open("ab") as out:
                 np.clip(array[0], -65504, 65504).astype(np.float16).tofile(out)
         progress("calibrate", min(start + _CHUNK, len(ids)), len(ids))
+    del session
+    for path in (directory / "body.weights", directory / "body.onnx"):
+        path.unlink()
     return files

@@ -69,7 +69,10 @@ def _own_template(checkpoint: Checkpoint) -> str | None:
         return _default(checkpoint.metadata.get("tokenizer.chat_template"))
     path = checkpoint.path / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        try:
+            return path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as problem:
+            raise CheckpointError(f"{path}: {problem}") from None
     # The second is where multimodal Gemma 3 keeps it, with its image processor's.
     for name in ("tokenizer_config.json", "chat_template.json"):
         path = checkpoint.path / name

@@ -233,7 +233,10 @@ class _Stored:
 
 def _open_gguf(path: Path) -> MappedCheckpoint:
     file = open_gguf(path)
-    config = GemmaConfig.from_gguf(file.metadata, path.stem)
+    try:
+        config = GemmaConfig.from_gguf(file.metadata, path.stem)
+    except (TypeError, ValueError) as problem:
+        raise CheckpointError(f"{path}: malformed metadata: {problem}") from None
     stored: dict[str, _Stored] = {}
     head: _Stored | None = None
     for name, span in file.tensors.items():

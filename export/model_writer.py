@@ -12,13 +12,14 @@ import onnx
 from numpy.typing import NDArray
 
 from edge_runtime.bundle import MappedTensor, Model, Screen, Tensor
+from edge_runtime.errors import ConfigError
 
 from .checkpoint import Checkpoint, effective_norm
 from .dialects.ort import Spelling, spell_body, spell_head, table_regions
-from .dialects.ort_readout import SCREENED, Rescore, spell_readout, spell_screened_readout
+from .dialects.ort_readout import Rescore, screened_rows, spell_readout, spell_screened_readout
 from .gemma import describe
 from .graph import AddNorm, Attention, Graph, Linear, RmsNorm
-from .precision import Rounding, precision_notes, rounding_of, store_product
+from .precision import Rounding, precision_notes, refuse_mixed, rounding_of, store_product
 from .recipe import ExportRecipe, Precision
 from .weights import Blocks, Region, Stored, WeightFile
 
@@ -63,6 +64,10 @@ class WrittenModel:
 
 
 def write_model(directory: Path, plan: ModelPlan, recipe: ExportRecipe, progress: Progress) -> WrittenModel:
+    refuse_mixed(plan.role, plan.precision, plan.head_precision, recipe.half or plan.precision == "fp16")
+    for precision in (plan.precision, plan.head_precision):
+        if precision == "exact" and plan.checkpoint.kind != "gguf":
+            raise ConfigError(f"{plan.role}: exact carries the blocks of a GGUF; choose fp32, fp16, int8 or int4 here")
     graph = describe(plan.checkpoint.config, plan.num_layers)
     with WeightFile(directory / f"{plan.role}.weights") as file:
         spelling = body_spelling(file, graph, plan, recipe, progress)
@@ -77,7 +82,9 @@ def write_model(directory: Path, plan: ModelPlan, recipe: ExportRecipe, progress
     }
     screen = None
     if _SCREEN in weights and plan.token_ids is None:
-        screen = Screen(f"{plan.role}.screen.onnx", f"{plan.role}.rescore.onnx", min(SCREENED, plan.vocab_size))
+        screen = Screen(
+            f"{plan.role}.screen.onnx", f"{plan.role}.rescore.onnx", screened_rows(plan.vocab_size, candidates)
+        )
         (table,) = weights[(Graph.EMBED,)]
         assert isinstance(table, Blocks)
         rescore = Rescore(table, plan.checkpoint.config.final_softcap)
@@ -145,7 +152,7 @@ def _store_products(
         stored[("head",)] = store_product(
             file, [table], plan.head_precision, recipe, table=True, row_ids=plan.token_ids
         )
-    if _wants_screen(plan, recipe):
+    if _SCREEN not in stored and _wants_screen(plan, recipe):
         coarse = rounding_of("int4", replace(recipe, block_size=_SCREEN_BLOCK, symmetric=False))
         stored[_SCREEN] = store_product(
             file, [table], "int4", replace(recipe, block_size=_SCREEN_BLOCK), table=True, row_ids=kept, rounding=coarse

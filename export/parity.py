@@ -79,7 +79,7 @@ def measure_parity(
     if (checkpoint.config.hidden_size, checkpoint.config.num_layers) != (model.hidden_size, len(model.layers)):
         raise ConfigError(f"{checkpoint.path} is not the checkpoint of {directory}: its layers or their size differ")
     tokenizer = Tokenizer(directory / manifest.tokenizer.file)
-    ids = sample_ids(tokenizer, text)
+    ids = sample_ids(tokenizer, text)[: model.max_context + 1]
     if len(ids) < 2:
         raise ConfigError("the text has no tokens to predict")
     progress("reference", 0, 1)
@@ -94,6 +94,8 @@ def measure_parity(
         for i, prompt in enumerate(greedy_prompts):
             progress("greedy", i, len(greedy_prompts))
             prompt_ids = np.array(tokenizer.encode(prompt.text), np.int64)
+            if len(prompt_ids) + greedy_tokens > engine.info.capacity:
+                continue
             runs.append(_greedy_run(engine, reference, prompt.name, prompt_ids, greedy_tokens))
         progress("greedy", 1, 1)
     finally:

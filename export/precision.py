@@ -8,7 +8,7 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_runtime.errors import CheckpointError
+from edge_runtime.errors import CheckpointError, ConfigError
 
 from .checkpoint import TensorSource
 from .gguf_blocks import BlockWeights, carry
@@ -50,6 +50,14 @@ def store_product(
     _refuse_ragged(sources, recipe.block_size)
     quantise = _rounded(rounding or rounding_of(precision, recipe))
     return (store_blocks(file, sources, quantise, row_ids),)
+
+
+def refuse_mixed(role: str, precision: Precision, head_precision: Precision, half: bool) -> None:
+    """Floats of another width than the activations would need a second graph. Raises ``ConfigError``."""
+    if "fp32" in (precision, head_precision) and half:
+        raise ConfigError(f"{role}: fp32 weights do not go with half: true")
+    if head_precision == "fp16" and not half:
+        raise ConfigError(f"{role}: a head in fp16 needs half: true")
 
 
 def rounding_of(precision: Precision, recipe: ExportRecipe, importance: Floats | None = None) -> Rounding:

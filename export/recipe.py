@@ -89,7 +89,10 @@ def read_recipe(path: Path, overrides: Mapping[str, Any] | None = None) -> Expor
         raise ConfigError(f"{path}: not YAML: {' '.join(str(problem).split())}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: a recipe is a mapping of keys")
-    return structure(ExportRecipe, data | dict(overrides or {}), ConfigError, str(path))
+    wanted = dict(overrides or {})
+    if isinstance(data.get("draft"), dict) and isinstance(wanted.get("draft"), dict):
+        wanted["draft"] = data["draft"] | wanted["draft"]
+    return structure(ExportRecipe, data | wanted, ConfigError, str(path))
 
 
 def explain() -> Iterator[tuple[str, str, str]]:

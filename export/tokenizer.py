@@ -143,6 +143,8 @@ def _from_gguf(metadata: Mapping[str, Any], path: Path) -> _Pieces:
         pieces = list(metadata["tokenizer.ggml.tokens"])
         scores = [float(score) for score in metadata["tokenizer.ggml.scores"]]
         kinds = [int(kind) for kind in metadata["tokenizer.ggml.token_type"]]
+    except (TypeError, ValueError) as problem:
+        raise CheckpointError(f"{path}: a malformed tokenizer: {problem}") from None
     except KeyError as missing:
         raise CheckpointError(f"{path}: no {missing.args[0]}") from None
     if not len(pieces) == len(scores) == len(kinds):

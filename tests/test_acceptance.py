@@ -200,9 +200,9 @@ def test_shared_noise_accepts_a_model_that_drafts_for_itself() -> None:
 
 
 laws = st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=12).flatmap(
-    lambda weights: st.lists(
-        st.integers(0, 15), min_size=len(weights), max_size=len(weights), unique=True
-    ).map(lambda ids: Distribution.of(np.array(ids), np.array(weights)))
+    lambda weights: st.lists(st.integers(0, 15), min_size=len(weights), max_size=len(weights), unique=True).map(
+        lambda ids: Distribution.of(np.array(ids), np.array(weights))
+    )
 )
 unit = st.floats(0.0, 1.0, exclude_max=True)
 

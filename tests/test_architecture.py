@@ -180,9 +180,7 @@ def size_problems(source: str, path: str) -> list[str]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
             lines = node.end_lineno - node.lineno + 1
             if lines > FUNCTION_LINES:
-                found.append(
-                    f"{path}:{node.lineno}: {node.name} has {lines} lines, more than {FUNCTION_LINES}"
-                )
+                found.append(f"{path}:{node.lineno}: {node.name} has {lines} lines, more than {FUNCTION_LINES}")
     return found
 
 
@@ -319,9 +317,7 @@ print(json.dumps(effects))
 def test_importing_the_runtime_has_no_effect() -> None:
     """No heavy package, no thread, no global setting. The command line may print and is left out."""
     names = [module_name(path) for path in SOURCES if path.startswith("edge_runtime/")]
-    names = [
-        name for name in names if corner(name) not in ("cli", "__main__") and not name.endswith("__main__")
-    ]
+    names = [name for name in names if corner(name) not in ("cli", "__main__") and not name.endswith("__main__")]
     arguments = [json.dumps(names), json.dumps(HEAVY)]
     done = subprocess.run(
         [sys.executable, "-c", _IMPORT_ALL, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
@@ -356,8 +352,6 @@ def test_no_text_names_a_developers_machine() -> None:
     assert found == []
 
 
-@pytest.mark.parametrize(
-    "text", ["see /ro" + "ot/x", "cd /ho" + "me/ada", "../sha" + "red/docs", "/op" + "t/wheels"]
-)
+@pytest.mark.parametrize("text", ["see /ro" + "ot/x", "cd /ho" + "me/ada", "../sha" + "red/docs", "/op" + "t/wheels"])
 def test_the_machine_rule_can_fail(text: str) -> None:
     assert _PRIVATE.search(text)

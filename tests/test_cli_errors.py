@@ -68,7 +68,7 @@ OPTIONS: list[tuple[list[str], list[str]]] = [
     (["--min-p", "nan"], ["min_p", "nan"]),
     (["--seed", "-1"], ["--seed", "-1"]),
     (["--seed", "one"], ["--seed", "one"]),
-    (["--k", "many"], ["k: 'many'", "0 to 7"]),
+    (["--k", "many"], ["k: 'many'", "0 to 63"]),
     (["--k", "-1"], ["k: '-1'"]),
     (["--k", "8"], ["k: '8'"]),
     (["--k", "1.5"], ["k: '1.5'"]),

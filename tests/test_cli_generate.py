@@ -196,4 +196,3 @@ def test_every_option_has_a_help_text() -> None:
     for command in (generate, chat):
         assert command.help
         assert [p.name for p in command.params if isinstance(p, click.Option) and not p.help] == []
-

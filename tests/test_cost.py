@@ -113,9 +113,7 @@ def test_a_table_is_checked() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.floats(0.0, 1.0), max_size=5), st.integers(1, 6), st.sampled_from([1, 2]))
-def test_a_head_in_groups_costs_the_mean_over_all_outcomes(
-    acceptance: list[float], group: int, min_rows: int
-) -> None:
+def test_a_head_in_groups_costs_the_mean_over_all_outcomes(acceptance: list[float], group: int, min_rows: int) -> None:
     table = replace(CPU, min_rows=min_rows)
     rows, mean = len(acceptance) + 1, 0.0
     for outcome in itertools.product((True, False), repeat=len(acceptance)):

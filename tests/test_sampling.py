@@ -81,9 +81,7 @@ logits_strategy = st.one_of(
 
 @settings(max_examples=400, deadline=None)
 @given(logits_strategy, params_strategy, st.integers(1, 40))
-def test_candidates_agree_exactly_with_the_full_row(
-    logits: np.ndarray, params: SamplingParams, count: int
-) -> None:
+def test_candidates_agree_exactly_with_the_full_row(logits: np.ndarray, params: SamplingParams, count: int) -> None:
     if np.isneginf(logits).all():
         return
     law = from_candidates(logits, min(count, len(logits)), params)
@@ -200,9 +198,7 @@ def test_probability_of_one_logit_equals_the_law() -> None:
 
 
 def test_a_draft_law_needs_no_vocabulary() -> None:
-    law = law_over_candidates(
-        np.array([9, 4, 7]), np.array([2.0, 1.0, 0.0], dtype=np.float32), SamplingParams(top_k=2)
-    )
+    law = law_over_candidates(np.array([9, 4, 7]), np.array([2.0, 1.0, 0.0], dtype=np.float32), SamplingParams(top_k=2))
     assert law.ids.tolist() == [4, 9]
     assert law.prob(9) == pytest.approx(math.e / (1.0 + math.e))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -57,8 +58,10 @@ class PeerProcess:
 
     def ask(self, what: str, **given: Any) -> Any:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"do": what, **given}) + "\n")
-        self._process.stdin.flush()
+        # A peer that is gone leaves a broken pipe here; what it said last is read below.
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps({"do": what, **given}) + "\n")
+            self._process.stdin.flush()
         return self._answer()
 
     def _answer(self) -> Any:

@@ -31,9 +31,17 @@ _MODULES = {"llama.cpp": "llama_cpp", "transformers": "transformers"}
 
 
 @click.command()
-@click.option("--bundle", default="bundles/gemma-3-270m", type=click.Path(path_type=Path), show_default=True)
+@click.option(
+    "--bundle",
+    default="bundles/gemma-3-270m",
+    type=click.Path(path_type=Path),
+    show_default=True,
+    help="Bundle to measure.",
+)
 @click.option("--gguf", type=click.Path(path_type=Path), help="The checkpoint of the bundle, for the peers.")
-@click.option("--threads", type=click.IntRange(1), default=os.cpu_count() or 1, show_default=True)
+@click.option(
+    "--threads", type=click.IntRange(1), default=os.cpu_count() or 1, show_default=True, help="Of every program."
+)
 @click.option("--rounds", type=click.IntRange(2), default=12, show_default=True, help="Interleaved rounds.")
 @click.option("--tokens", type=click.IntRange(16), default=64, show_default=True, help="Tokens of each text.")
 @click.option("--only", type=click.Choice(["peers", "speculation"]), help="One part of it.")
@@ -48,7 +56,8 @@ def bench(
     json_path: Path | None,
 ) -> None:
     """Measure the engine against llama.cpp and transformers, and drafting against plain decoding, side by side."""
-    loaded = load_bundle(bundle, LoadSettings(context=1024, threads=threads))
+    loaded = load_bundle(bundle, LoadSettings(threads=threads))
+    context = min(1024, loaded.target.info.capacity)
     size = sum(entry.bytes for entry in loaded.manifest.files)
     verdicts: list[Verdict] = []
     peers: tuple[PeerFigures, ...] = ()
@@ -58,8 +67,8 @@ def bench(
         with _progress() as progress:
             if only != "speculation":
                 loaded.close()  # one model in memory at a time: it would count in no figure, and yet disturb
-                peers = _peers(loaded, gguf, Plan(rounds=rounds, threads=threads), progress)
-                loaded = load_bundle(bundle, LoadSettings(context=1024, threads=threads))
+                peers = _peers(loaded, gguf, Plan(rounds=rounds, threads=threads, context=context), progress)
+                loaded = load_bundle(bundle, LoadSettings(threads=threads))
             if only != "peers":
                 cases = (_GREEDY, _SAMPLED)
                 decoder = loaded.decoder()

@@ -28,7 +28,7 @@ _SAMPLED = Case("sampled", SamplingParams(temperature=1.0, top_k=64, top_p=0.95)
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Rounds of the comparison.")
 def demo(bundle: Path, tokens: int, rounds: int) -> None:
     """Generate a text, then compare plain and speculative decoding."""
-    loaded = load_bundle(bundle, LoadSettings(context=1024))
+    loaded = load_bundle(bundle, LoadSettings())
     try:
         decoder = loaded.decoder()
         click.echo(f"{loaded.manifest.name}, greedy, drafter {decoder.drafter.name}:\n\n{_PROMPT}", nl=False)

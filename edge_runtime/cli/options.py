@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from ..errors import ConfigError, InputError
-from ..loading import LoadSettings
+from ..loading import LoadSettings, most_draft_tokens
 from ..sampling import SamplingParams
 from ..text.stop import StopStrings
 
@@ -79,6 +79,7 @@ def load_settings(given: dict[str, Any]) -> LoadSettings:
         head=given["head"],
         device=given["device"],
         drafter=given["drafter"],
+        max_draft_tokens=most_draft_tokens(given["k"]),
         verify_hashes=not given["no_verify"],
     )
 

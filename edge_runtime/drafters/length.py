@@ -178,13 +178,19 @@ class MeasuredLength:
         reach = self._k_max if fresh or text.reach is None else text.reach
         # Decided as if there were room, and cut afterwards: the end of a text must not park the next one.
         decision = choose_k(text.acceptance, table, reach, text.k_state, self._policy)
-        text.k_state, self.parked = decision.state, decision.state.parked
+        self.parked = decision.state.parked
         text.reach = min(decision.k + 1, self._k_max)
         affordable = affordable_k(text.ledger, table, decision.k)
         reason = (
             decision.reason if affordable == decision.k else f"K={affordable} of {decision.k}: a draft must pay first"
         )
-        return LengthPlan(min(affordable, k_max), decision.head_mode, reason)
+        k = min(affordable, k_max)
+        if k == decision.k:
+            text.k_state, text.weight = decision.state, decision.weight
+        else:
+            # A probe that does not go out costs nothing and shows nothing: only whether it is parked may change.
+            text.k_state, text.weight = replace(text.k_state, parked=decision.state.parked), 1.0
+        return LengthPlan(k, decision.head_mode, reason)
 
     def _prior(self) -> float:
         return min(max(self.acceptance.rates(1)[0], _LEAST_PRIOR), _MOST_PRIOR)
@@ -197,7 +203,7 @@ class MeasuredLength:
             self._to_try.append(self._to_try.pop(0))
         self.acceptance = observe(self.acceptance, result.drafted, result.accepted)
         if text.acceptance is not None:
-            text.acceptance = observe(text.acceptance, result.drafted, result.accepted)
+            text.acceptance = observe(text.acceptance, result.drafted, result.accepted, text.weight)
         table = self.table(kv_len)
         if table is not None:
             # Both sides by the table: what counts is the choice, not what else the machine did meanwhile.

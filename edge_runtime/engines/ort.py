@@ -38,7 +38,7 @@ class OrtSettings:
     threads: int = 0
     """Intra-op threads, 0 = one per physical core as onnxruntime counts them."""
     deterministic: bool = False
-    """Never run a lone row: results then do not depend on how many rows run together (see engines docs)."""
+    """Never run a lone row: results then do not depend on how many rows run together (ARCHITECTURE.md)."""
     head: Literal["screened", "full"] = "screened"
     """Screened: the coarse table first, where the bundle has one (see ``bundle.Screen``)."""
     device: Literal["cpu", "cuda"] = "cpu"
@@ -58,6 +58,11 @@ class OrtEngine:
             )
         if settings.threads > (most := 4 * (os.cpu_count() or 1)):
             raise ConfigError(f"{settings.threads} threads: at most {most} on this machine")
+        if settings.device == "cuda" and model.kv_dtype != "float16":
+            # CUDA has no float32 attention over a cache: the CPU would run it, and copy the cache every step.
+            raise ConfigError(
+                f"device 'cuda' needs a bundle with half: true or precision fp16, not a {role} in float32"
+            )
         self._model, self._settings = model, settings
         self._token_ids = _read_token_ids(directory, model)
         min_rows = 2 if settings.deterministic else 1
@@ -109,8 +114,13 @@ class OrtEngine:
         binding = self._body_bindings.get((step.slot, rows))
         if binding is None:
             binding = self._body_bindings[(step.slot, rows)] = self._bind_body(step.slot, rows)
-        self._run(self._body, binding, {"input_ids": arrays.ids[:, :rows]} if self._cuda else None)
-        self._rows = rows
+        small = {
+            "input_ids": arrays.ids[:, :rows],
+            "seqlens_k": arrays.seqlens_k,
+            "total_sequence_length": arrays.total_length,
+        }
+        self._run(self._body, binding, small if self._cuda else None)
+        self._rows = count
         head = None if step.head is None else self.head(step.head)
         return StepOutput(head, arrays.hidden.host(rows)[:count])
 
@@ -120,7 +130,7 @@ class OrtEngine:
             raise ValueError(f"head rows [{first}, {stop}) of {self._rows}")
         if stop - first < self._info.min_rows:
             # The deterministic mode pads a lone head row with a neighbour.
-            first, stop, pad = (first - 1, stop, 1) if first > 0 else (first, stop + 1, 0)
+            first, stop, pad = (first - 1, stop, 1) if first > 0 else (first, stop + 1, 0)  # row 1 is the padded one
         count = stop - first
         binding = self._head_bindings.get((first, count))
         if binding is None:
@@ -317,7 +327,10 @@ def _map_table(directory: Path, model: Model) -> dict[str, onnxruntime.OrtValue]
 
     values = {}
     for tensor in model.table:
-        mapped = np.memmap(directory / tensor.file, tensor.dtype, "r", tensor.offset, tensor.shape)
+        try:
+            mapped = np.memmap(directory / tensor.file, tensor.dtype, "r", tensor.offset, tensor.shape)
+        except (OSError, ValueError, OverflowError) as problem:
+            raise BundleError(f"{directory / tensor.file}: {tensor.name} cannot be mapped: {problem}") from None
         values[tensor.name] = onnxruntime.OrtValue.ortvalue_from_numpy(mapped)
     return values
 

@@ -1,6 +1,6 @@
 """The graph description spelt for ONNX Runtime, with its contrib operators. Knows no checkpoint and no precision name.
 
-Measured choices (docs/log.md): GroupQueryAttention with one fixed buffer bound as past and present; the lengths as
+GroupQueryAttention with one fixed buffer bound as past and present; the lengths as
 two integers, no mask; MatMulNBits for block weights; embedding and head read the same bytes of the weight file.
 """
 
@@ -21,7 +21,7 @@ from ..weights import Blocks, Dense, Region, Stored
 MS = "com.microsoft"
 OPSET = 21
 IR_VERSION = 10
-"""Of ONNX 1.16: read by every onnxruntime that a Jetson may have."""
+"""Of ONNX 1.16. The operators need more than that: onnxruntime 1.23 or later (README)."""
 
 _ONNX_DTYPE = {
     "float32": TensorProto.FLOAT,
@@ -258,7 +258,7 @@ class _Speller:
             self._external(f"{tag}.cos", cos), self._external(f"{tag}.sin", sin),
         ]  # fmt: skip
         if self._spelling.half:
-            inputs[7:] = [self._node("Cast", [n], f"{op.out}.{n}", to=TensorProto.FLOAT16) for n in inputs[7:]]
+            inputs[7:] = [self._as_half(name) for name in inputs[7:]]
         attributes: dict[str, Any] = {"num_heads": op.heads, "kv_num_heads": kv.kv_heads, "scale": op.scale}
         attributes |= {"do_rotary": 1, "rotary_interleaved": 0}
         if kv.window is not None:
