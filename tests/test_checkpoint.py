@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import struct
 import time
 from collections.abc import Callable
@@ -339,15 +338,12 @@ def test_hostile_gguf_headers(tmp_path: Path, head: bytes, message: str) -> None
         open_checkpoint(path)
 
 
-# --- a real model, where one is at hand -----------------------------------------------------------
-
-REAL = os.environ.get("EDGE_TEST_GGUF", "")
+# --- a real model
 
 
-@pytest.mark.skipif(not REAL, reason="EDGE_TEST_GGUF names no GGUF file")
-def test_real_gguf_carries() -> None:
+def test_real_gguf_carries(demo_gguf: Path) -> None:
     started = time.perf_counter()
-    checkpoint = open_checkpoint(Path(REAL))
+    checkpoint = open_checkpoint(demo_gguf)
     assert time.perf_counter() - started < 5
     for name in checkpoint.names():
         source = checkpoint.tensor(name)

@@ -141,7 +141,7 @@ def test_wrong_options_are_one_line(options: tuple[str, ...], wanted: str) -> No
 
 
 def test_wrong_commands_are_one_line() -> None:
-    assert "No such command 'exprot'" in refused("exprot")
+    assert "no command 'exprot'" in refused("exprot")
     assert "Missing argument 'BUNDLE'" in refused("check")
     assert "Missing option '--reference'" in refused("parity", "x")
 

@@ -58,6 +58,7 @@ class OrtEngine:
             )
         if settings.threads > (most := 4 * (os.cpu_count() or 1)):
             raise ConfigError(f"{settings.threads} threads: at most {most} on this machine")
+        _refuse_missing_provider(settings.device)
         if settings.device == "cuda" and model.kv_dtype != "float16":
             # CUDA has no float32 attention over a cache: the CPU would run it, and copy the cache every step.
             raise ConfigError(
@@ -321,6 +322,14 @@ def _read_token_ids(directory: Path, model: Model) -> NDArray[np.int64] | None:
     return ids
 
 
+def _refuse_missing_provider(device: str) -> None:
+    import onnxruntime
+
+    if _PROVIDERS[device] not in onnxruntime.get_available_providers():
+        # Never fall back in silence: a model that was meant for the GPU must not crawl on the CPU.
+        raise ConfigError(f"device {device!r}: this onnxruntime has no {_PROVIDERS[device]}")
+
+
 def _map_table(directory: Path, model: Model) -> dict[str, onnxruntime.OrtValue]:
     """The embedding, mapped once: left to themselves, two sessions map it twice, and both count."""
     import onnxruntime
@@ -341,9 +350,6 @@ def _session(
     import onnxruntime
 
     provider = _PROVIDERS[settings.device]
-    if provider not in onnxruntime.get_available_providers():
-        # Never fall back in silence: a model that was meant for the GPU must not crawl on the CPU.
-        raise ConfigError(f"device {settings.device!r}: this onnxruntime has no {provider}")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = settings.threads
     options.inter_op_num_threads = 1

@@ -1,0 +1,88 @@
+"""Draft models of a bundle: pruned from the target, or a checkpoint of their own with the same vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from export_runs import ExportRun
+from real_engines import open_engine, prompt_ids
+
+from edge_runtime.bench.corpus import prompts
+from edge_runtime.bundle import read_manifest
+from edge_runtime.decoder import Decoder
+from edge_runtime.drafters.draft_model import DraftModel
+from edge_runtime.drafters.length import FixedLength
+from edge_runtime.loading import LoadSettings, load_bundle
+from edge_runtime.sampling import SamplingParams
+from edge_runtime.session import Session
+from edge_runtime.testing import decode
+from export.checkpoint import open_checkpoint
+from export.drafter import frequent_rows
+from export.tokenizer import build_tokenizer_model
+
+Export = Callable[..., ExportRun]
+GREEDY = SamplingParams(temperature=0.0)
+SAMPLED = SamplingParams(temperature=1.0, top_k=64, top_p=0.95)
+
+
+@pytest.fixture(scope="module")
+def itself(real_export: Export) -> Path:
+    """The target drafting for itself: all of its layers, all of its vocabulary."""
+    return real_export("--precision", "exact", "--layers", "18").output
+
+
+@pytest.fixture(scope="module")
+def pruned(real_export: Export) -> Path:
+    return real_export("--precision", "exact", "--layers", "14", "--vocab-rows", "32768").output
+
+
+@pytest.mark.parametrize(("params", "seed"), [(GREEDY, None), (SAMPLED, 7)], ids=["greedy", "seeded"])
+def test_a_model_drafting_for_itself_is_accepted(itself: Path, params: SamplingParams, seed: int | None) -> None:
+    """Every draft, where both run in the deterministic mode; else all but those at near-ties."""
+    with open_engine(itself, deterministic=True) as target, open_engine(itself, "draft", deterministic=True) as engine:
+        decoder = Decoder(target, DraftModel(engine, target.info), FixedLength(3), max_head_rows=4)
+        for prompt in prompts("open")[:3]:
+            session = Session(target.info, prompt_ids(itself, prompt.text), params, max_tokens=32, seed=seed)
+            steps = decode(decoder, session)
+            assert sum(step.drafted for step in steps) > 20
+            assert all(step.accepted == step.drafted for step in steps)
+
+
+def test_a_pruned_draft_is_the_target_s_bytes(pruned: Path) -> None:
+    manifest = read_manifest(pruned)
+    sizes = {entry.name: entry.bytes for entry in manifest.files}
+    draft = manifest.model("draft")
+    assert set(draft.weights) == {"target.weights", "draft.weights"}
+    # The reduced head and two rotary tables, and nothing of layers, embedding or screen again.
+    assert sizes["draft.weights"] < 32768 * 640 * 1.2 + 10_000_000
+    assert (draft.vocab_size, len(draft.layers), draft.screen) == (32768, 14, None)
+
+
+def test_a_pruned_draft_leaves_the_text_as_it_is(pruned: Path) -> None:
+    bundle = load_bundle(pruned, LoadSettings(drafter="draft", deterministic=True))
+    try:
+        text = prompts("open")[0].text
+        texts, accepted = [], 0
+        for decoder in (bundle.decoder("none"), *(bundle.decoder("draft", FixedLength(k)) for k in (1, 3))):
+            session = Session(bundle.target.info, bundle.tokenizer.encode(text), GREEDY, max_tokens=40)
+            accepted += sum(step.accepted for step in decode(decoder, session))
+            texts.append(session.generated.tolist())
+        assert texts[0] == texts[1] == texts[2]
+        assert accepted > 0
+    finally:
+        bundle.close()
+
+
+def test_frequent_rows_follow_the_corpus(demo_gguf: Path, tmp_path: Path, itself: Path) -> None:
+    tokenizer = build_tokenizer_model(open_checkpoint(demo_gguf))
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("压缩空气储能系统的效率取决于热管理。" * 20, encoding="utf-8")
+    rows = frequent_rows(1000, 262144, tokenizer, corpus)
+    assert len(rows) == 1024 and np.all(np.diff(rows) > 0)
+    wanted = prompt_ids(itself, "压缩空气储能系统的效率取决于热管理。")[1:]
+    assert set(wanted) <= set(rows.tolist())
+    assert set(tokenizer.eos_ids) <= set(rows.tolist())
+    assert not set(rows.tolist()) & (set(tokenizer.control_ids) - set(tokenizer.eos_ids))
