@@ -104,10 +104,8 @@ def test_the_log_sum_exp_holds_at_low_temperatures(real_export: Export, temperat
                 assert abs(head.logsumexp[row] - wanted) < 2e-6 * abs(wanted) + 1e-4
 
 
-@pytest.mark.parametrize(
-    "options", [("--precision", "exact"), ("--precision", "fp32"), ("--precision", "int8")], ids=str
-)
-def test_export_holds_one_tensor_at_a_time(demo_gguf: Path, real_export: Export, options: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("precision", ["exact", "fp32", "int8", "int4"])
+def test_export_holds_one_tensor_at_a_time(demo_gguf: Path, real_export: Export, precision: str) -> None:
     """Anonymous memory: the largest tensor as it is stored (the table, 178 MB) and 300 MB."""
     largest = open_checkpoint(demo_gguf).tensor("embed").raw_blocks(0, 262144)
     assert largest is not None

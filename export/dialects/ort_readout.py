@@ -70,14 +70,14 @@ def spell_screened_readout(vocab_size: int, candidates: int, hidden_size: int, r
         "GatherBlockQuantized", [quants, "rescored_rows", *rest_of_table], "weights_of_rows", domain=MS,
         bits=rescore.table.bits, block_size=rescore.table.block_size, gather_axis=0, quantize_axis=1,
     )  # fmt: skip
-    column = graph.node("Unsqueeze", ["hidden", graph.ints("axis2", [2])], "hidden_column")
-    scores = graph.node("MatMul", ["weights_of_rows", column], "scores")
-    if rescore.softcap is None:
-        graph.node("Squeeze", [scores, graph.ints("axis2", [2])], "rescored_logits")
-    else:
+    # Not a MatMul: how that is cut into threads, and with it the last digit, depends on the number of rows.
+    across = graph.node("Unsqueeze", ["hidden", graph.ints("axis1", [1])], "hidden_across")
+    terms = graph.node("Mul", ["weights_of_rows", across], "terms")
+    scores = "rescored_logits" if rescore.softcap is None else "raw_scores"
+    graph.node("ReduceSum", [terms, graph.ints("axis2", [2])], scores, keepdims=0)
+    if rescore.softcap is not None:
         cap = graph.constant("cap", np.array(rescore.softcap, np.float32))
-        raw = graph.node("Squeeze", [scores, graph.ints("axis2", [2])], "raw_scores")
-        squashed = graph.node("Tanh", [graph.node("Div", [raw, cap], "scaled")], "squashed")
+        squashed = graph.node("Tanh", [graph.node("Div", [scores, cap], "scaled")], "squashed")
         graph.node("Mul", [squashed, cap], "rescored_logits")
     _mended_gather(graph)
     count = graph.ints("candidates", [candidates])
