@@ -186,11 +186,13 @@ def demo(output: str, print_source: bool) -> None:
 def _is_intact(directory: Path, recipe: ExportRecipe) -> bool:
     from edge_runtime.schema import plain
 
+    from .build import exporter
+
     try:
         manifest = read_manifest(directory)
     except BundleError:
         return False
-    same = manifest.recipe == plain(recipe) and manifest.exporter == f"edge-export {__version__}"
+    same = manifest.recipe == plain(recipe) and manifest.exporter == exporter()
     return same and not list(file_problems(directory, manifest))
 
 

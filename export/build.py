@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,6 +44,14 @@ LICENCE = "Gemma Terms of Use"
 _NOTICE = Path(__file__).parent / "notices" / LICENCE_FILE
 
 
+def exporter() -> str:
+    """Version and a digest of this package's sources: the same recipe makes the same bundle only by the same code."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return f"edge-export {__version__} {digest.hexdigest()[:12]}"
+
+
 def build_bundle(recipe: ExportRecipe, progress: Progress, *, overwrite: bool = False) -> Manifest:
     """Export; the bundle at ``recipe.output`` is complete or untouched. Raises ``InputError`` kinds, one line each."""
     place = free_place(Path(recipe.output), overwrite=overwrite)
@@ -76,7 +85,7 @@ def build_bundle(recipe: ExportRecipe, progress: Progress, *, overwrite: bool = 
             notes=notes,
             licence=LICENCE,
             licence_file=LICENCE_FILE,
-            exporter=f"edge-export {__version__}",
+            exporter=exporter(),
             files=_file_entries(directory, progress),
         )
         write_manifest(directory, manifest)
