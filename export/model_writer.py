@@ -116,9 +116,16 @@ def write_model(directory: Path, plan: ModelPlan, recipe: ExportRecipe, progress
         layers=graph.kv_layers,
         io=tuple(line for name, proto in graphs.items() for line in _io_table(name, proto)),
     )
-    flat = {"+".join(names): parts for names, parts in weights.items() if names != _SCREEN}
-    notes = tuple(f"{plan.role} {note}" for note in precision_notes(plan.precision, flat))
-    return WrittenModel(model, notes, weights)
+    return WrittenModel(model, tuple(_notes(plan, weights)), weights)
+
+
+def _notes(plan: ModelPlan, weights: Weights) -> Iterator[str]:
+    """Of each part by its own precision; a screen only looks, and need not be exact."""
+    tables = {names: parts for names, parts in weights.items() if names in ((Graph.EMBED,), ("head",))}
+    products = {names: parts for names, parts in weights.items() if names not in tables and names != _SCREEN}
+    for precision, of in ((plan.head_precision, tables), (plan.precision, products)):
+        for note in precision_notes(precision, {"+".join(names): parts for names, parts in of.items()}):
+            yield f"{plan.role} {note}"
 
 
 def body_spelling(

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from export_runs import EXPORT, ROOT, start_export
 from tiny_models import TinyConfig, save_tiny_checkpoint
@@ -16,6 +17,8 @@ from tiny_models import TinyConfig, save_tiny_checkpoint
 from edge_runtime.bundle import file_sha256, read_manifest, verify_files
 from edge_runtime.errors import CheckpointError, ConfigError, InputError
 from export.build import build_bundle
+from export.checkpoint import open_checkpoint
+from export.model_writer import ModelPlan, write_model
 from export.recipe import DraftRecipe, ExportRecipe
 
 TINY = TinyConfig(layers=2)
@@ -236,3 +239,11 @@ def test_columns_that_blocks_do_not_divide_are_refused_by_name(tiny: Path, tmp_p
     with pytest.raises(CheckpointError, match="embed: 64 columns do not divide into blocks of 128"):
         export(tiny, tmp_path / "bundle", block_size=128)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_notes_say_what_was_not_exact_and_nothing_else(demo_gguf: Path, tmp_path: Path) -> None:
+    """Of one layer: its output product has blocks with a minimum; the 4-bit head was asked for, and is no surprise."""
+    checkpoint = open_checkpoint(demo_gguf)
+    plan = ModelPlan("target", checkpoint, 1, 64, np.arange(64), "exact", "int4")
+    written = write_model(tmp_path, plan, recipe(demo_gguf, tmp_path), silent)
+    assert [note.split(":")[0] for note in written.notes] == ["target o"]
