@@ -1,7 +1,7 @@
 """The exception tree. Knows nothing of who raises or prints.
 
 Every error a user can cause derives from :class:`InputError` and reads as one line; the command line
-prints it and exits with ``exit_code``, the server (later) answers with ``http_status``.
+prints it and exits with ``exit_code``, the server answers with ``http_status``.
 """
 
 from __future__ import annotations
@@ -22,6 +22,11 @@ class InputError(EdgeError):
 
     exit_code = 2
     http_status = 400
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        """``param``: the request's field that is wrong, where a single one is."""
+        super().__init__(message)
+        self.param = param
 
 
 class ConfigError(InputError):
@@ -48,6 +53,34 @@ class PromptTooLong(InputError):
 
 class EngineError(EdgeError):
     """An engine failed although its input was right."""
+
+
+class Unavailable(EdgeError):
+    """Not now: loading, draining, or over a limit. The message says which, with the numbers."""
+
+    http_status = 503
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class QueueFull(Unavailable):
+    """Too many requests wait, of all clients or of this one."""
+
+    http_status = 429
+
+
+class DeadlineExceeded(EdgeError):
+    """A request's time was over before its answer was complete."""
+
+    http_status = 504
+
+
+class Cancelled(EdgeError):
+    """The client left, or the daemon had to stop before the answer was complete."""
+
+    http_status = 499
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

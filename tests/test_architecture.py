@@ -25,7 +25,7 @@ FILE_LINES, FUNCTION_LINES = 400, 60
 # A module imports its own row and the rows above it.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"", "errors", "schema", "bundle", "console"}),
-    frozenset({"acceptance", "sampling", "noise", "cost", "estimate", "ledger", "memory", "resident"}),
+    frozenset({"acceptance", "sampling", "shaping", "noise", "cost", "estimate", "ledger", "memory", "resident", "status"}),
     frozenset({"governor", "engines", "telemetry", "config", "text"}),
     frozenset({"drafters", "session", "decoder", "verification", "generation", "testing", "warmup"}),
     frozenset({"loading", "scheduler"}),
@@ -67,6 +67,11 @@ HOMES: dict[str, tuple[str, ...]] = {
         "export/train*",
     ),
     "llama_cpp": ("edge_runtime/bench/peers/*",),
+    "llguidance": ("edge_runtime/text/*",),
+    "starlette": ("edge_runtime/server/*",),
+    "uvicorn": ("edge_runtime/server/*",),
+    "prometheus_client": ("edge_runtime/server/*",),
+    "httpx": ("edge_runtime/client/*",),
     "jtop": ("edge_runtime/telemetry/*child*.py",),
     "onnx": ("export/*",),
     "ml_dtypes": ("export/*",),
@@ -75,7 +80,7 @@ HOMES: dict[str, tuple[str, ...]] = {
 }
 # Seconds, hundreds of megabytes or hardware: never by importing one of the runtime's modules.
 HEAVY: tuple[str, ...] = ("onnxruntime", "onnx", "torch", "transformers", "bitsandbytes", "tensorrt", "jtop")
-HEAVY += ("llama_cpp", "sentencepiece", "jinja2")
+HEAVY += ("llama_cpp", "sentencepiece", "jinja2", "llguidance")
 
 VAGUE_NAMES = frozenset({"utils", "util", "common", "base", "helpers", "misc"})
 

@@ -1,0 +1,21 @@
+"""A model as the scheduler sees it. Knows no file and no template."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..decoder import Decoder
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Served:
+    """Ready to decode: its engines are loaded, its costs measured."""
+
+    name: str
+    decoder: Decoder
+    piece_bytes: Callable[[int], bytes]
+    """What a token adds to the text."""
+    eos_ids: tuple[int, ...]
+    close: Callable[[], None]
+    """Frees the engines; called on the engine's thread, once no answer needs them."""
