@@ -9,7 +9,6 @@ from ..engines.protocol import Ids
 from ..errors import EdgeError
 from ..generation import GenerationResult, Piece
 from ..sampling import SamplingParams
-from ..text.grammar import Grammar
 from ..session import Policy
 from ..shaping import ShapingParams
 from ..text.grammar import Grammar
