@@ -43,6 +43,14 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class Ticket:
+    """A request that was accepted: its events will come, and exactly one last one."""
+
+    number: int
+    """By arrival, from 1."""
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """The prompt is being fed; sent once, before the first piece."""
 
