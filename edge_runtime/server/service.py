@@ -10,13 +10,14 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from ..config import Config
 from ..errors import Unavailable
 from ..loading import LoadedBundle
-from ..scheduler.request import Request, Sink
+from ..scheduler.request import Request, Sink, Ticket
 from ..scheduler.served import Served
+from ..scheduler.snapshot import Snapshot
 from ..text.chat import ChatTemplate
 from ..text.tokenizer import Tokenizer
 
@@ -29,15 +30,15 @@ Swap = Callable[[Path], Awaitable[None]]
 
 
 class Turns(Protocol):
-    """What the app asks of ``scheduler.Scheduler``. Thread-safe; none of these waits for the engine."""
+    """What the app asks of a ``Scheduler``. Thread-safe; none of these waits for the engine."""
 
-    def submit(self, served: Served, asked: Sequence[tuple[Request, Sink]]) -> list[Any]:
+    def submit(self, served: Served, asked: Sequence[tuple[Request, Sink]]) -> list[Ticket]:
         """All or none. Raises ``InputError`` and ``Unavailable``."""
         ...
 
-    def cancel(self, ticket: Any, reason: str = ...) -> None: ...
+    def cancel(self, ticket: Ticket, reason: str = ...) -> None: ...
 
-    def snapshot(self) -> Any: ...
+    def snapshot(self) -> Snapshot: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

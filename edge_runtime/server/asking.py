@@ -1,0 +1,132 @@
+"""A typed request to what the scheduler is asked for. Knows no HTTP and no format of answers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..engines.protocol import Ids
+from ..errors import InputError
+from ..sampling import SamplingParams
+from ..scheduler.request import Request
+from ..shaping import ShapingParams
+from ..text.grammar import Grammar
+from .problems import Refusal
+from .schema import MOST_CHOICES, Common, ContentPart, ResponseFormat
+from .service import Model
+
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Who asks, and when."""
+
+    client: int
+    now_s: float
+
+
+def check_model(name: str | None, model: Model) -> None:
+    """Raises ``Refusal`` for a model that is not served."""
+    if name is not None and name != model.name:
+        raise Refusal(
+            404, "model_not_found", f"model {name[:128]!r} does not exist; this daemon serves {model.name!r}", "model"
+        )
+
+
+def requests_of(
+    asked: Common,
+    prompts: Sequence[Ids],
+    model: Model,
+    asker: Asker,
+    *,
+    max_tokens: int | None,
+    top_logprobs: int | None,
+    grammar: Grammar | None,
+) -> tuple[Request, ...]:
+    """One for each choice: ``n`` for the first prompt, ``n`` for the second. Raises ``InputError``."""
+    n = asked.n or 1
+    if n * len(prompts) > MOST_CHOICES:
+        raise InputError(f"{len(prompts)} prompts times n = {n} answers are more than {MOST_CHOICES}", "n")
+    whole = Request(
+        prompt=prompts[0],
+        params=SamplingParams(
+            temperature=1.0 if asked.temperature is None else asked.temperature,
+            top_k=max(0, asked.top_k or 0),
+            top_p=1.0 if asked.top_p is None else asked.top_p,
+            min_p=asked.min_p or 0.0,
+        ),
+        max_tokens=max_tokens,
+        stops=_stops(asked),
+        seed=asked.seed,
+        shaping=_shaping(asked, model),
+        grammar=grammar,
+        top_logprobs=top_logprobs,
+        prediction=_prediction(asked, model),
+        max_draft_tokens=_max_draft_tokens(asked),
+        client=asker.client,
+        priority=asked.priority or 0,
+        deadline_s=None if asked.timeout_ms is None else asker.now_s + asked.timeout_ms / 1000.0,
+    )
+    return tuple(
+        replace(whole, prompt=prompt, seed=None if asked.seed is None else asked.seed + choice)
+        for prompt in prompts
+        for choice in range(n)
+    )
+
+
+def text_of(content: str | list[ContentPart] | None) -> str:
+    """Parts are one text."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part.text for part in content)
+
+
+def grammar_of(form: ResponseFormat | None, model: Model) -> Grammar | None:
+    """Raises ``InputError`` for a schema that cannot be compiled."""
+    if form is None or form.type == "text":
+        if form is not None and form.json_schema is not None:
+            raise InputError("response_format.json_schema needs type json_schema", "response_format.json_schema")
+        return None
+    from ..text.grammar import json_object_grammar, json_schema_grammar
+
+    eos_ids = model.served.eos_ids
+    if form.type == "json_object":
+        return json_object_grammar(model.tokenizer, eos_ids)
+    if form.json_schema is None or form.json_schema.schema is None:
+        place = "response_format.json_schema" + ("" if form.json_schema is None else ".schema")
+        raise InputError(f"{place} is required for type json_schema", place)
+    return json_schema_grammar(model.tokenizer, eos_ids, form.json_schema.schema)
+
+
+def _stops(asked: Common) -> tuple[str, ...]:
+    stops = (asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop or ())
+    if "" in stops:
+        raise InputError("stop: an empty text would end every answer before it began", "stop")
+    return stops
+
+
+def _shaping(asked: Common, model: Model) -> ShapingParams:
+    bias: dict[int, float] = {}
+    for key, value in (asked.logit_bias or {}).items():
+        if not _TOKEN_ID.fullmatch(key) or int(key) >= model.vocab_size:
+            raise InputError(f"logit_bias: {key[:32]!r} is no token id from 0 to {model.vocab_size - 1}", "logit_bias")
+        bias[int(key)] = value
+    return ShapingParams(asked.presence_penalty or 0.0, asked.frequency_penalty or 0.0, bias)
+
+
+def _prediction(asked: Common, model: Model) -> Ids | None:
+    if asked.prediction is None:
+        return None
+    ids = model.tokenizer.encode(text_of(asked.prediction.content), bos=False)
+    return np.asarray(ids[: model.context], np.int64) if ids else None
+
+
+def _max_draft_tokens(asked: Common) -> int | None:
+    wish = asked.speculative
+    if wish is None:
+        return None
+    return 0 if wish.enabled is False else wish.max_draft_tokens

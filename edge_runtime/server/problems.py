@@ -1,0 +1,93 @@
+"""Errors as HTTP says them: a status and OpenAI's error object. Knows no endpoint."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ..errors import (
+    Cancelled,
+    DeadlineExceeded,
+    EdgeError,
+    InputError,
+    PromptTooLong,
+    QueueFull,
+    Unavailable,
+)
+
+INTERNAL = "internal error: the daemon's log has the details"
+
+
+class Refusal(EdgeError):
+    """What only HTTP can get wrong: a path, a method, a body's size, a right that is missing."""
+
+    def __init__(
+        self, status: int, code: str, message: str, param: str | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.http_status = status
+        self.code, self.param = code, param
+        self.headers = dict(headers or {})
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """An answer that says why there is none."""
+
+    status: int
+    body: bytes
+    headers: dict[str, str]
+
+    @staticmethod
+    def of(error: EdgeError) -> Problem:
+        headers = dict(error.headers) if isinstance(error, Refusal) else {}
+        if isinstance(error, Unavailable):
+            headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+        return Problem(error.http_status, msgspec.json.encode(error_object(error)), headers)
+
+
+def error_object(error: EdgeError) -> dict[str, Any]:
+    """``{"error": ...}``: the body of a refusal, and the last event of a stream that broke off."""
+    if isinstance(error, InputError | Refusal):
+        param = error.param
+    else:
+        param = None
+    return {"error": {"message": one_line(str(error)), "type": _type(error), "param": param, "code": _code(error)}}
+
+
+def one_line(text: str) -> str:
+    """Whatever ``text`` holds, as UTF-8 can carry it and on one line."""
+    return " ".join(text.encode("utf-8", "backslashreplace").decode("utf-8").split())
+
+
+def _type(error: EdgeError) -> str:
+    status = error.http_status
+    if status == 429:
+        return "rate_limit_error"
+    if status == 403:
+        return "permission_error"
+    if status == 404:
+        return "not_found_error"
+    if status == 503:
+        return "unavailable_error"
+    if status in (408, 504):
+        return "timeout_error"
+    return "invalid_request_error" if 400 <= status < 499 else "server_error"
+
+
+def _code(error: EdgeError) -> str | None:
+    if isinstance(error, Refusal):
+        return error.code
+    codes: tuple[tuple[type[EdgeError], str], ...] = (
+        (PromptTooLong, "context_length_exceeded"),
+        (QueueFull, "queue_full"),
+        (Unavailable, "unavailable"),
+        (DeadlineExceeded, "deadline_exceeded"),
+        (Cancelled, "cancelled"),
+        (InputError, "invalid_value"),
+    )
+    return next((code for kind, code in codes if isinstance(error, kind)), None)

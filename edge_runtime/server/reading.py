@@ -1,0 +1,201 @@
+"""Bytes of a body to a typed request. Knows no endpoint and no model; every mistake is one line that names the field.
+
+The standard library's parser and not msgspec's: a key that stands twice must not be settled in silence.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import types
+import typing
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from ..errors import InputError, did_you_mean
+from .problems import Refusal
+from .schema import ContentPart, field_names, neutral
+
+T = TypeVar("T", bound=Struct)
+Receive = Callable[[], Awaitable[Any]]
+Headers = typing.Mapping[str, str]
+
+_PLACE = re.compile(r"(?P<what>.*) - at `\$\.?(?P<where>[^`]*)`", re.DOTALL)
+_HALF_PAIR = re.compile(r"[\ud800-\udfff]")
+_MEDIA_TYPE = re.compile(r"application/(?:[\w.-]+\+)?json", re.IGNORECASE)
+
+
+class ClientLeft(Exception):
+    """While its request was still being read: there is nobody to answer."""
+
+
+async def body_of(receive: Receive, headers: Headers, most: int) -> bytes:
+    """Raises ``Refusal`` for a body that is too large or no JSON by its own account, ``ClientLeft``."""
+    kind = headers.get("content-type", "").partition(";")[0].strip()
+    if kind and not _MEDIA_TYPE.fullmatch(kind):
+        raise Refusal(
+            415, "unsupported_media_type", f"Content-Type must be application/json, not {kind}", "Content-Type"
+        )
+    coding = headers.get("content-encoding", "identity").strip().lower()
+    if coding not in ("", "identity"):
+        raise Refusal(
+            415, "unsupported_encoding", f"Content-Encoding {coding} is not read here; send it plain", "Content-Encoding"
+        )
+    length = headers.get("content-length", "")
+    if length.isdecimal() and int(length) > most:
+        raise _too_large(most)
+    parts, size = [], 0
+    async for part in _chunks(receive):
+        size += len(part)
+        if size > most:
+            raise _too_large(most)
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def _chunks(receive: Receive) -> AsyncIterator[bytes]:
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeft
+        yield message.get("body", b"")
+        if not message.get("more_body", False):
+            return
+
+
+def _too_large(most: int) -> Refusal:
+    return Refusal(413, "request_too_large", f"the body has more than {most} bytes")
+
+
+def parse(cls: type[T], body: bytes) -> T:
+    """Raises ``InputError``."""
+    try:
+        data = json.loads(
+            body.decode("utf-8"), object_pairs_hook=_object, parse_constant=_no_number, parse_float=_number
+        )
+        if not isinstance(data, dict):
+            raise InputError("the body must be a JSON object")
+        for where, text in _texts(data, ""):
+            if _HALF_PAIR.search(text):
+                raise InputError(f"{where}: half a surrogate pair, which no UTF-8 can hold", where)
+        return msgspec.convert(_cleaned(cls, data, ""), cls)
+    except InputError:
+        raise
+    except UnicodeDecodeError as problem:
+        raise InputError(f"the body is not UTF-8: byte {problem.start}") from None
+    except json.JSONDecodeError as problem:
+        raise InputError(f"the body is not JSON: {problem.msg} at line {problem.lineno}, column {problem.colno}") from None
+    except RecursionError:
+        raise InputError("the body is nested too deeply") from None
+    except msgspec.ValidationError as problem:
+        raise _mistyped(str(problem)) from None
+    except ValueError:
+        # Of int(): more digits than Python converts.
+        raise InputError("the body holds a number of too many digits") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in found if keys.count(key) > 1)
+        raise InputError(f"{_shown(twice)}: the key stands twice in one object", _shown(twice))
+    return found
+
+
+def _no_number(name: str) -> float:
+    raise InputError(f"the body holds {name}, which is no JSON number")
+
+
+def _number(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise InputError(f"the body holds {digits[:20]}, which is too large a number")
+    return value
+
+
+def _texts(data: Any, where: str) -> Iterator[tuple[str, str]]:
+    """Every string with its place, keys included."""
+    if isinstance(data, str):
+        yield where, data
+    elif isinstance(data, list):
+        for index, value in enumerate(data):
+            if isinstance(value, str | list | dict):
+                yield from _texts(value, f"{where}[{index}]")
+    elif isinstance(data, dict):
+        for key, value in data.items():
+            place = f"{where}.{_shown(key)}" if where else _shown(key)
+            yield place, key
+            if isinstance(value, str | list | dict):
+                yield from _texts(value, place)
+
+
+def _cleaned(cls: type[Struct], data: dict[str, Any], where: str) -> dict[str, Any]:
+    """Without fields that ask for nothing. Raises ``InputError`` for those that are unknown or ask for something."""
+    known, asks_nothing = set(field_names(cls)), neutral(cls)
+    if cls is ContentPart and data.get("type", "text") != "text":
+        place = f"{where}.type"
+        raise InputError(f"{place}: {_shown(data['type'])} parts are not supported: this model reads text", place)
+    hints = typing.get_type_hints(cls)
+    kept: dict[str, Any] = {}
+    for key, value in data.items():
+        place = f"{where}.{_shown(key)}" if where else _shown(key)
+        if key in known:
+            kept[key] = _inside(hints[key], value, place)
+        elif key not in asks_nothing:
+            raise InputError(f"{place}: unknown field{did_you_mean(key, known)}", place)
+        elif value is not None and not any(_same(value, one) for one in asks_nothing[key]):
+            raise InputError(f"{place} is not supported", place)
+    return kept
+
+
+def _inside(hint: Any, value: Any, where: str) -> Any:
+    members = list(_members(hint))
+    if isinstance(value, dict):
+        struct = next((one for one in members if isinstance(one, type) and issubclass(one, Struct)), None)
+        return value if struct is None else _cleaned(struct, value, where)
+    if isinstance(value, list):
+        item = next((typing.get_args(one)[0] for one in members if typing.get_origin(one) is list), None)
+        if item is not None:
+            return [_inside(item, one, f"{where}[{index}]") for index, one in enumerate(value)]
+    return value
+
+
+def _members(hint: Any) -> Iterator[Any]:
+    """Of a union, constraints taken off."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        for one in typing.get_args(hint):
+            yield from _members(one)
+    elif typing.get_origin(hint) is typing.Annotated:
+        yield from _members(typing.get_args(hint)[0])
+    else:
+        yield hint
+
+
+def _same(left: Any, right: Any) -> bool:
+    """``False`` is not 0."""
+    return bool(left == right) and isinstance(left, bool) == isinstance(right, bool)
+
+
+def _mistyped(problem: str) -> InputError:
+    found = _PLACE.fullmatch(problem)
+    if found is None:
+        missing = re.fullmatch(r"Object missing required field `(.+)`", problem)
+        return InputError(f"{missing[1]} is required", missing[1]) if missing else InputError(problem)
+    what, where = found["what"].replace("`", ""), found["where"]
+    missing = re.fullmatch(r"Object missing required field (.+)", what)
+    if missing:
+        place = f"{where}.{missing[1]}" if where else missing[1]
+        return InputError(f"{place} is required", place)
+    return InputError(f"{where}: {what[:1].lower()}{what[1:]}", where or None)
+
+
+def _shown(key: Any) -> str:
+    """Of what a client wrote, enough to find it again."""
+    text = str(key)
+    text = _HALF_PAIR.sub("?", text)
+    return text if len(text) <= 64 else text[:61] + "..."
