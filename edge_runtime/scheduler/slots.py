@@ -51,7 +51,7 @@ class Slots:
     def place(self, prompt: Ids) -> Placement | None:
         """Take a slot for a prompt [n >= 1]; ``None`` when all are busy.
 
-        Before, ``hold`` what the busy ones have by now, or their prefixes are not seen.
+        What it starts from counts as held at once: the caller copies it before anything else is placed.
         """
         if not self.free:
             return None
@@ -62,7 +62,8 @@ class Slots:
         if shared[source] - shared[slot] < self._worth:
             source = slot
         self._busy[slot] = True
-        self.hold(slot, usable[: shared[source]])
+        self._held[slot] = shared[slot]
+        self.grow(slot, usable[: shared[source]])
         return Placement(slot, source, shared[source])
 
     def _choose(self, shared: list[int]) -> int:
@@ -74,14 +75,16 @@ class Slots:
             return best
         return min(free, key=lambda slot: (self._held[slot] > 0, self._released[slot]))
 
-    def hold(self, slot: int, tokens: Ids) -> None:
-        """The slot's entries are those of ``tokens`` [n] now."""
-        self._tokens[slot, : len(tokens)] = tokens
-        self._held[slot] = len(tokens)
+    def grow(self, slot: int, tokens: Ids) -> None:
+        """A busy slot's entries are those of ``tokens`` [n] now, which continue what it held."""
+        held = self._held[slot]
+        self._tokens[slot, held : len(tokens)] = tokens[held:]
+        self._held[slot] = max(held, len(tokens))
 
     def release(self, slot: int, tokens: Ids, now_s: float) -> None:
         """Free again, with the entries of ``tokens`` [n] left in it; none of them when they were lost."""
-        self.hold(slot, tokens)
+        self._tokens[slot, : len(tokens)] = tokens
+        self._held[slot] = len(tokens)
         self._busy[slot] = False
         self._releases += 1
         self._released[slot], self._released_s[slot] = self._releases, now_s
