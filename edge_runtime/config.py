@@ -4,16 +4,19 @@ key that was meant.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
-
-import yaml
 
 from .errors import ConfigError
 from .schema import structure
 
 DEFAULT_SOCKET = "/run/edge-runtime/api.sock"
+LONGEST_SOCKET_PATH = 107
+"""Bytes: what the kernel has room for."""
+_MOST_BYTES = 1 << 20
+_LONGEST_DRAFT = 63
+_SECTIONS = ("engine", "server", "limits")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,38 +77,120 @@ class Config:
     """Seconds that running answers may still take after SIGTERM."""
 
 
-def read_config(path: Path) -> Config:
-    """Relative paths in it are relative to the file. Raises ``ConfigError``."""
-    try:
-        data: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as problem:
-        raise ConfigError(f"config {path}: {problem.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as problem:
-        raise ConfigError(f"config {path}: {' '.join(str(problem).split())}") from None
-    config = structure(Config, data, ConfigError, str(path))
-    _check(config, str(path))
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """What the command line says instead of the file; relative to where it was typed."""
+
+    bundle: Path | None = None
+    socket: Path | None = None
+
+
+def read_config(path: Path, overrides: Overrides = Overrides()) -> Config:
+    """Relative paths in it are relative to the file; those of the result are absolute. Raises ``ConfigError``."""
+    data = _read_yaml(path)
+    if isinstance(data, dict):
+        # A section whose lines are all commented out is one of defaults.
+        data = {key: value for key, value in data.items() if not (key in _SECTIONS and value is None)}
+        if overrides.bundle is not None:
+            data["bundle"] = str(overrides.bundle.absolute())
+    config = structure(Config, data, ConfigError, f"config {path}")
+    place = path.absolute().parent
+    socket = place / config.server.socket if overrides.socket is None else overrides.socket.absolute()
+    config = replace(config, bundle=str(place / config.bundle), server=replace(config.server, socket=str(socket)))
+    _check(config, f"config {path}")
     return config
 
 
+def _read_yaml(path: Path) -> Any:
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Without what a configuration has no use for and a reader trips over: aliases, which can make gigabytes of
+        a few lines, and keys that stand twice, of which one would win in silence."""
+
+        def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+            if self.check_event(yaml.AliasEvent):
+                raise ConfigError(f"line {self.peek_event().start_mark.line + 1}: aliases (*name) are not supported")
+            return super().compose_node(parent, index)
+
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+            seen = set()
+            for key, _ in node.value:
+                if key.value in seen:
+                    raise ConfigError(f"line {key.start_mark.line + 1}: {key.value!r} stands twice")
+                if isinstance(key.value, str):
+                    seen.add(key.value)
+            return super().construct_mapping(node, deep)
+
+    try:
+        with path.open("rb") as file:
+            text = file.read(_MOST_BYTES + 1)
+        if len(text) > _MOST_BYTES:
+            raise ConfigError(f"more than {_MOST_BYTES >> 20} MiB")
+        data = yaml.load(text, Loader)  # noqa: S506 - it is a SafeLoader
+    except OSError as problem:
+        raise ConfigError(f"config {path}: {problem.strerror}") from None
+    except RecursionError:
+        raise ConfigError(f"config {path}: nested too deeply") from None
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError, ConfigError) as problem:
+        raise ConfigError(f"config {path}: {' '.join(str(problem).split())}") from None
+    if data is None:
+        raise ConfigError(f"config {path}: is empty; it needs at least 'bundle: DIRECTORY'")
+    return data
+
+
 def _check(config: Config, where: str) -> None:
-    positive = {
-        "engine.sessions": config.engine.sessions,
-        "limits.queue": config.limits.queue,
-        "limits.queue_per_client": config.limits.queue_per_client,
-        "limits.running_per_client": config.limits.running_per_client,
-        "limits.max_tokens": config.limits.max_tokens,
-        "limits.deadline_s": config.limits.deadline_s,
-        "server.max_body_bytes": config.server.max_body_bytes,
-        "server.max_header_bytes": config.server.max_header_bytes,
-        "server.max_connections": config.server.max_connections,
-        "server.read_timeout_s": config.server.read_timeout_s,
-        "server.write_timeout_s": config.server.write_timeout_s,
+    engine, server, limits = config.engine, config.server, config.limits
+    ranges: dict[str, tuple[float | None, float, float]] = {
+        "engine.context": (engine.context, 1, 1 << 24),
+        "engine.sessions": (engine.sessions, 1, 256),
+        "engine.threads": (engine.threads, 0, 1024),
+        "limits.queue": (limits.queue, 1, 65536),
+        "limits.queue_per_client": (limits.queue_per_client, 1, 65536),
+        "limits.running_per_client": (limits.running_per_client, 1, 256),
+        "limits.max_tokens": (limits.max_tokens, 1, 1 << 24),
+        "limits.deadline_s": (limits.deadline_s, 0.001, 1e6),
+        "server.max_body_bytes": (server.max_body_bytes, 1024, 1 << 30),
+        "server.max_header_bytes": (server.max_header_bytes, 1024, 1 << 20),
+        "server.max_connections": (server.max_connections, 1, 65536),
+        "server.read_timeout_s": (server.read_timeout_s, 0.001, 1e6),
+        "server.write_timeout_s": (server.write_timeout_s, 0.001, 1e6),
+        "drain_s": (config.drain_s, 0, 1e6),
     }
-    for name, value in positive.items():
-        if value is not None and not 0 < value < float("inf"):
-            raise ConfigError(f"{where}: {name} must be above 0, not {value}")
-    if not 0 <= config.drain_s < float("inf"):
-        raise ConfigError(f"{where}: drain_s must be a number of seconds, not {config.drain_s}")
-    mode = config.server.mode
+    for name, (value, low, high) in ranges.items():
+        # Not the other way round: NaN is in no range.
+        if value is not None and not low <= value <= high:
+            raise ConfigError(f"{where}: {name} must be from {low:g} to {high:g}, not {value}")
+    if not (engine.k in ("auto", "prompt-length") or (_number(engine.k) is not None)):
+        raise ConfigError(
+            f"{where}: engine.k must be auto, prompt-length or a number from 0 to {_LONGEST_DRAFT}, not {engine.k!r}"
+        )
+    mode = server.mode
     if not mode or set(mode) - set("01234567") or int(mode, 8) > 0o777:
         raise ConfigError(f"{where}: server.mode must be octal as in '0660', not {mode!r}")
+    if len(server.socket.encode("utf-8", "surrogateescape")) > LONGEST_SOCKET_PATH:
+        raise ConfigError(
+            f"{where}: server.socket is longer than the {LONGEST_SOCKET_PATH} bytes of a socket's path: {server.socket}"
+        )
+    if "\0" in server.socket + config.bundle:
+        raise ConfigError(f"{where}: a path holds a null character")
+    if server.tcp is not None:
+        host_and_port(server.tcp, where)
+
+
+def host_and_port(text: str, where: str) -> tuple[str, int]:
+    """``HOST:PORT`` or ``[IPv6]:PORT``. Raises ``ConfigError``."""
+    host, colon, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        host = ""
+    if not (host and colon and port.isascii() and port.isdecimal() and int(port) <= 65535):
+        raise ConfigError(f"{where}: server.tcp must be HOST:PORT as in 127.0.0.1:8080, not {text!r}")
+    return host, int(port)
+
+
+def _number(k: str | int) -> int | None:
+    """``k`` where it is a number that may be."""
+    text = str(k)
+    return int(text) if text.isascii() and text.isdecimal() and int(text) <= _LONGEST_DRAFT else None

@@ -19,8 +19,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def bundle_options(function: F) -> F:
     """Which bundle, and how it is loaded."""
+    bundle = click.option(
+        "--bundle", required=True, metavar="DIR", type=click.Path(path_type=Path), help="Bundle to run."
+    )
+    return bundle(engine_options(function))
+
+
+def engine_options(function: F) -> F:
+    """How a bundle is loaded."""
     options = [
-        click.option("--bundle", required=True, metavar="DIR", type=click.Path(path_type=Path), help="Bundle to run."),
         click.option("--context", type=int, metavar="N",
                      help="Tokens of prompt and answer together.  [default: what the bundle holds, at most 2048]"),
         click.option("--threads", type=click.IntRange(0), default=0, metavar="N",
@@ -39,6 +46,14 @@ def bundle_options(function: F) -> F:
         click.option("--no-verify", is_flag=True, help="Do not check the bundle's files against their sha256."),
     ]  # fmt: skip
     return _apply(function, options)
+
+
+def socket_option(function: F) -> F:
+    """Which daemon. Not a default of click's: the client knows the environment and the rest."""
+    return click.option(
+        "--socket", metavar="PATH", type=click.Path(path_type=Path),
+        help="Socket of the daemon.  [default: EDGE_RUNTIME_SOCKET, or /run/edge-runtime/api.sock]",
+    )(function)  # fmt: skip
 
 
 def prompt_options(function: F) -> F:

@@ -10,6 +10,11 @@ _PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n
 _PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 
 
+def shown(text: str) -> str:
+    """One line that a terminal shows and does not obey."""
+    return text.translate(_PICTURES | dict.fromkeys((ord("\n"), ord("\t")), ord(" ")))
+
+
 class TextOutput:
     """Not click.echo, which drops escape sequences from what it pipes: the text is to come through as it is."""
 

@@ -1,0 +1,32 @@
+"""``edge-runtime status``: what the daemon says of itself, once."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import click
+
+from ..client import Client
+from ..schema import plain
+from .options import socket_option
+
+
+@click.command()
+@socket_option
+@click.option("--json", "as_json", is_flag=True, help="All of it, as a JSON object.")
+def status(socket: Path | None, as_json: bool) -> None:
+    """Show what the daemon does now."""
+    with Client(socket, patience_s=0.0, timeout_s=10.0) as client:
+        told = client.status()
+    if as_json:
+        click.echo(json.dumps(plain(told), indent=2))
+        return
+    from rich.console import Console
+
+    from .view import lines
+
+    console = Console(width=shutil.get_terminal_size().columns, highlight=False)
+    for line in lines(told, console.width):
+        console.print(line)

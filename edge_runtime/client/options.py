@@ -1,0 +1,45 @@
+"""What may be asked of an answer, by the names of the HTTP fields. Knows no connection, and checks nothing: the daemon
+does, and names the field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+
+class Options(TypedDict, total=False):
+    """Of both endpoints."""
+
+    model: str
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int
+    stop: str | Sequence[str]
+    n: int
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[str, float]
+    response_format: Mapping[str, Any]
+    prediction: Mapping[str, Any]
+    speculative: Mapping[str, Any]
+    """``{"enabled": bool, "max_draft_tokens": int}``"""
+    priority: int
+    user: str
+
+
+class ChatOptions(Options, total=False):
+    max_completion_tokens: int
+    max_tokens: int
+    logprobs: bool
+    top_logprobs: int
+    tools: Sequence[Mapping[str, Any]]
+    tool_choice: str | Mapping[str, Any]
+
+
+class CompletionOptions(Options, total=False):
+    max_tokens: int
+    logprobs: int
+    echo: bool
