@@ -85,13 +85,22 @@ class Decoder:
 
         An exception out of ``progress`` stops it between two chunks, and calling again goes on from there.
         """
-        started = self._clock()
-        self._feed(session, 1, progress)
-        result = self._step(session, LengthPlan(0, "batched", "prefill"), self._clock())
+        while (result := self._prefill_turn(session)) is None:
+            if progress is not None:
+                progress(session.kv_len, session.prompt_len)
         if progress is not None:
-            progress(session.kv_len, session.prompt_len)
-        session.prefill_s += self._clock() - started
+            progress(session.prompt_len, session.prompt_len)
         return result
+
+    def advance(self, session: Session) -> StepResult | None:
+        """One turn of a session among others: a chunk that its cache lacks (``None``), or a step.
+
+        The first step is the prefill's. An engine that fails leaves the text as it was: the turn may be repeated.
+        """
+        _refuse_finished(session)
+        if session.length == session.prompt_len:
+            return self._prefill_turn(session)
+        return None if self._fed_chunk(session) else self.step(session)
 
     def step(self, session: Session) -> StepResult:
         """One step of a session; also the first, though ``prefill`` reports progress."""
@@ -104,26 +113,33 @@ class Decoder:
         self.length.observe(result, kv_len, session.drafting)
         return result
 
-    def _feed(self, session: Session, keep: int, progress: Progress | None = None) -> None:
-        """Fill the cache in chunks until what it lacks fits one forward with ``keep`` - 1 tokens more."""
-        rows = self._info.max_rows
-        tokens = session.tokens
-        while session.length - session.kv_len + keep - 1 > rows:
-            # The last token is never fed here: its row is what the step reads.
-            stop = min(session.kv_len + rows, session.length - 1)
-            self.target.forward(StepInput(session.slot, tokens[session.kv_len : stop], session.kv_len, None))
-            session.kv_len = stop
-            if progress is not None:
-                progress(session.kv_len, session.prompt_len)
+    def _prefill_turn(self, session: Session) -> StepResult | None:
+        started = self._clock()
+        try:
+            if self._fed_chunk(session):
+                return None
+            return self._step(session, LengthPlan(0, "batched", "prefill"), self._clock())
+        finally:
+            session.prefill_s += self._clock() - started
+
+    def _fed_chunk(self, session: Session, drafted: int = 0) -> bool:
+        """Feed one chunk, unless all that the cache lacks fits one forward with a draft behind it."""
+        if session.length - session.kv_len + drafted <= self._info.max_rows:
+            return False
+        # The last token is never fed here: its row is what the step reads.
+        stop = min(session.kv_len + self._info.max_rows, session.length - 1)
+        self.target.forward(StepInput(session.slot, session.tokens[session.kv_len : stop], session.kv_len, None))
+        session.kv_len = stop
+        return True
 
     def _step(self, session: Session, plan: LengthPlan, started: float) -> StepResult:
-        if session.finish_reason is not None or session.room < 1:
-            raise ValueError("the session is finished")
+        _refuse_finished(session)
         clock = self._clock
         # A cache that holds even the last token (after a cut, or a reused prefix) has no row to decide on.
         session.kv_len = min(session.kv_len, session.length - 1)
         draft = self._propose(session, plan)
-        self._feed(session, 1 + len(draft.tokens))
+        while self._fed_chunk(session, len(draft.tokens)):
+            pass
         position, first = session.kv_len, session.length - 1 - session.kv_len
         fed = session.pending_with(draft.tokens)
         before = clock()
@@ -257,6 +273,11 @@ def _decide(
             walk.kind = "recovered"
     walk.tokens.append(token)
     walk.logprobs.append(row.logprob(token))
+
+
+def _refuse_finished(session: Session) -> None:
+    if session.finish_reason is not None or session.room < 1:
+        raise ValueError("the session is finished")
 
 
 def _finish(session: Session) -> FinishReason | None:

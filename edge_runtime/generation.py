@@ -94,6 +94,8 @@ class Generation:
     ) -> None:
         self.session = session
         self._decoder, self._text, self._progress, self._clock = decoder, text, progress, clock
+        self.last: StepResult | None = None
+        """The last step, that of the prefill included."""
         self._pieces: list[str] = []
         self._reason = ""
         self._seconds = 0.0
@@ -103,29 +105,42 @@ class Generation:
     def __iter__(self) -> Iterator[Piece]:
         """One piece for each step, from where the session stands."""
         while self.session.finish_reason is None:
-            started = self._clock()
-            try:
-                piece = self._advance()
-            finally:
-                # Also when an engine fails: the time went by, and the session can go on.
-                self._seconds += self._clock() - started
-            if self._ttft_s is None:
-                self._ttft_s = self._seconds
-            yield piece
+            piece = self.turn()
+            if piece is not None:
+                yield piece
 
-    def _advance(self) -> Piece:
-        session = self.session
-        if session.length == session.prompt_len:
-            result = self._decoder.prefill(session, self._progress)
-        else:
-            result = self._decoder.step(session)
-        if result.finish_reason is None or not self._reason:
-            self._reason = result.reason
-        return self._read(result)
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """``None``: more turns follow."""
+        return self.session.finish_reason
+
+    def turn(self) -> Piece | None:
+        """One turn among other generations' (``Decoder.advance``); ``None``: only the cache was filled.
+
+        After an ``EngineError`` it may be repeated. Raises ``ValueError`` once the answer is finished.
+        """
+        started = self._clock()
+        prompt_only = self.session.length == self.session.prompt_len
+        piece: Piece | None = None
+        try:
+            result = self._decoder.advance(self.session)
+            if result is not None:
+                piece = self._read(result)
+            if prompt_only and self._progress is not None:
+                self._progress(min(self.session.kv_len, self.session.prompt_len), self.session.prompt_len)
+        finally:
+            # Also when an engine fails: the time went by, and the session can go on.
+            self._seconds += self._clock() - started
+            if piece is not None and self._ttft_s is None:
+                self._ttft_s = self._seconds
+        return piece
 
     def _read(self, result: StepResult) -> Piece:
         """Token by token, so that a stop string cuts where plain decoding would have ended."""
         session, text = self.session, ""
+        self.last = result
+        if result.finish_reason is None or not self._reason:
+            self._reason = result.reason
         count = 0
         for token in result.tokens:
             count += 1

@@ -33,6 +33,8 @@ DEFAULT_CONTEXT = 2048
 class LoadSettings:
     context: int | None = None
     """Tokens of prompt and answer together; the bundle's longest, at most ``DEFAULT_CONTEXT``, when ``None``."""
+    slots: int = 1
+    """Sessions that keep a cache, of the target and of the draft."""
     threads: int = 0
     deterministic: bool = False
     head: Literal["screened", "full"] = "screened"
@@ -120,9 +122,12 @@ def load_bundle(directory: Path, settings: LoadSettings) -> LoadedBundle:
         raise ConfigError(f"context of {context} tokens: bundle {manifest.name!r} holds 1 to {longest}")
     if settings.drafter == "draft" and DRAFT not in manifest.models:
         raise ConfigError(_no_draft(manifest))
+    if settings.slots < 1:
+        raise ConfigError(f"{settings.slots} slots: at least one")
     verify_files(directory, manifest, hashes=settings.verify_hashes)
     engine_settings = OrtSettings(
         capacity=context,
+        slots=settings.slots,
         max_head_rows=settings.max_draft_tokens + 1,
         threads=settings.threads,
         deterministic=settings.deterministic,

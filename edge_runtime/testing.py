@@ -74,14 +74,18 @@ class FakeModel:
         return scaled
 
 
+CallKind = Literal["forward", "head", "logits", "copy"]
+
+
 @dataclass(frozen=True, slots=True)
 class FakeCall:
     """One call that a ``FakeEngine`` answered."""
 
-    kind: Literal["forward", "head", "logits"]
+    kind: CallKind
     slot: int
+    """The one written to, of a copy."""
     first: int
-    """Position of the first token, or the first row of a head."""
+    """Position of the first token, the first row of a head, or the slot that a copy reads."""
     rows: int
 
 
@@ -121,7 +125,7 @@ class FakeEngine:
         self._digests = [[_UNWRITTEN] * (capacity + 1) for _ in range(slots)]
         self.calls: list[FakeCall] = []
         self.fail_after: int | None = None
-        """Calls of ``forward`` and ``head`` that still succeed; then one raises ``EngineError``."""
+        """Calls but those of ``logits`` that still succeed; then one raises ``EngineError``."""
         self.broken_rows = False
         """Whether logits are NaN, as after a numeric overflow."""
         self._clock, self._cost = clock, cost
@@ -180,10 +184,20 @@ class FakeEngine:
         full: Floats = self._logits[row]
         return full
 
+    def copy_prefix(self, source: int, target: int, count: int) -> None:
+        info = self._info
+        if not (0 <= source < info.slots and 0 <= target < info.slots and 0 <= count <= info.capacity):
+            raise ValueError(f"{count} entries of slot {source} into slot {target}: {info.slots} of {info.capacity}")
+        self.calls.append(FakeCall("copy", target, source, count))
+        done = count if self.fail_after != 0 else count // 2
+        self.cache[target, :done] = self.cache[source, :done]
+        self._digests[target][:done] = self._digests[source][:done]
+        self._fail()
+
     def close(self) -> None:
         self.cache = self.cache[:0]
 
-    def rows_of(self, kind: Literal["forward", "head", "logits"]) -> list[int]:
+    def rows_of(self, kind: CallKind) -> list[int]:
         """Rows of each call of a kind, in order."""
         return [call.rows for call in self.calls if call.kind == kind]
 

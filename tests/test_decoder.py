@@ -285,6 +285,46 @@ def test_a_draft_without_the_sessions_slot_says_so() -> None:
     assert session.totals.drafted == 0 and "no slot 1" in steps[1].reason
 
 
+@pytest.mark.parametrize("max_rows", [2, 3, 16])
+@pytest.mark.parametrize("k", [0, 3])
+def test_turns_of_two_sessions(k: int, max_rows: int) -> None:
+    """A turn feeds one chunk or makes one step; also a cache that was lost in the middle of a text comes back so."""
+    engine = FakeEngine(WHOLE, slots=2, max_rows=max_rows)
+    decoder = Decoder(engine, DraftModel(FakeEngine(WHOLE, slots=2), engine.info), FixedLength(k))
+    sessions = [Session(engine.info, prompt, GREEDY, max_tokens=20, slot=i) for i, prompt in enumerate([PROMPT, [8]])]
+    turns = 0
+    while open_sessions := [session for session in sessions if session.finish_reason is None]:
+        for session in open_sessions:
+            turns += 1
+            if turns in (17, 40):
+                session.kv_len = 0
+            before, length = len(engine.rows_of("forward")), session.length
+            result = decoder.advance(session)
+            if result is None:
+                assert len(engine.rows_of("forward")) == before + 1 and session.length == length
+            else:
+                assert session.tokens[length:].tolist() == list(result.tokens)
+    for session in sessions:
+        alone = Session(FakeEngine(WHOLE).info, session.tokens[: session.prompt_len], GREEDY, max_tokens=20)
+        decode(Decoder(FakeEngine(WHOLE)), alone)
+        assert session.tokens.tolist() == alone.tokens.tolist()
+        assert session.totals.accepted == session.totals.drafted
+        with pytest.raises(ValueError, match="finished"):
+            decoder.advance(session)
+
+
+@pytest.mark.parametrize("count", range(1, len(PROMPT) + 1))
+def test_a_session_on_a_copied_prefix_writes_the_same_text(count: int) -> None:
+    wanted = plain(WHOLE, max_tokens=20)
+    engine = FakeEngine(WHOLE, slots=2)
+    decoder = Decoder(engine)
+    decode(decoder, Session(engine.info, [*PROMPT[:count], 1, 2], GREEDY, max_tokens=8))
+    engine.copy_prefix(0, 1, count)
+    session = Session(engine.info, PROMPT, GREEDY, max_tokens=20, slot=1, kv_len=count)
+    decode(decoder, session)
+    assert session.tokens.tolist() == wanted.tokens.tolist()
+
+
 def test_sessions_of_one_slot_take_turns() -> None:
     """Each finds the caches full of the other's text, and says with kv_len what is still its own."""
     engine = FakeEngine(WHOLE)

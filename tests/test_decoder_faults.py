@@ -61,6 +61,25 @@ def test_rows_that_are_not_finite_are_an_error(params: SamplingParams, seed: int
     assert session.length == len(PROMPT) + 1
 
 
+@pytest.mark.parametrize("fail_after", range(14))
+def test_a_turn_that_failed_may_be_repeated(fail_after: int) -> None:
+    wanted = plain(20)
+    engine = FakeEngine(WHOLE, max_rows=2)
+    decoder = Decoder(engine, self_draft(engine), FixedLength(1))
+    session = Session(engine.info, PROMPT, GREEDY, max_tokens=20)
+    engine.fail_after = fail_after
+    failures = 0
+    while session.finish_reason is None:
+        before = (session.length, session.kv_len)
+        try:
+            decoder.advance(session)
+        except EngineError:
+            failures += 1
+            assert (session.length, session.kv_len) == before
+    assert failures == 1
+    assert session.tokens.tolist() == wanted.tokens.tolist()
+
+
 def test_progress_may_stop_a_prefill() -> None:
     engine = FakeEngine(WHOLE, max_rows=2)
     session = Session(engine.info, PROMPT, GREEDY, max_tokens=5)

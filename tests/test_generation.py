@@ -146,6 +146,42 @@ def test_a_consumer_may_leave_and_come_back(k: int, taken: int) -> None:
     assert result.text == spell(ANSWER[:20]) and result.tokens == tuple(ANSWER[:20])
 
 
+@pytest.mark.parametrize("k", [0, 3])
+def test_turns_are_pieces_and_chunks(k: int) -> None:
+    engine = FakeEngine(MODEL, max_rows=4)
+    told: list[tuple[int, int]] = []
+    session = Session(engine.info, TEXT[:14], GREEDY, max_tokens=10)
+    decoder = Decoder(engine, ScriptedDraft(TEXT), FixedLength(k))
+    made = Generation(decoder, session, Letters(), progress=lambda done, of: told.append((done, of)))
+    pieces = []
+    while made.finish_reason is None:
+        pieces.append(made.turn())
+    assert pieces[:4] == [None, None, None, pieces[3]] and None not in pieces[3:]
+    assert told == [(4, 14), (8, 14), (12, 14), (14, 14)]
+    assert made.result().text == "".join(piece.text for piece in pieces if piece) == spell(TEXT[14:24])
+    assert made.result().ttft_s is not None
+    with pytest.raises(ValueError, match="finished"):
+        made.turn()
+
+
+@pytest.mark.parametrize("place", [8, 14])
+def test_progress_that_raises_loses_no_text(place: int) -> None:
+    def leave(done: int, total: int) -> None:
+        if done == place:
+            raise KeyboardInterrupt
+
+    engine = FakeEngine(MODEL, max_rows=4)
+    session = Session(engine.info, TEXT[:14], GREEDY, max_tokens=10)
+    made = Generation(Decoder(engine), session, Letters(), progress=leave)
+    with pytest.raises(KeyboardInterrupt):
+        list(made)
+    assert made.result().tokens == tuple(TEXT[14 : session.length])
+    assert made.result().text == spell(TEXT[14 : session.length])
+    made = Generation(made._decoder, session, Letters())
+    list(made)
+    assert session.tokens.tolist() == TEXT[:24]
+
+
 def test_a_failure_in_the_middle_can_be_taken_up() -> None:
     made = generation(3)
     engine = made._decoder.target

@@ -74,6 +74,26 @@ def test_slots_do_not_disturb_each_other(tiny: tuple[Path, TinyConfig], tmp_path
     assert np.abs(np.stack(rows) - wanted).max() <= 1e-4
 
 
+def test_a_copied_prefix_goes_on_as_its_source(tiny: tuple[Path, TinyConfig], tmp_path: Path) -> None:
+    source, config = tiny
+    ids = _ids(config)
+    engine = tiny_engine(*export_tiny(tmp_path, source, precision="fp32"), slots=3, max_rows=48, max_head_rows=48)
+    engine.forward(StepInput(0, ids[:20], 0, None))
+    engine.forward(StepInput(2, ids[::-1], 0, None))
+    engine.copy_prefix(0, 2, 20)
+    rows = {}
+    for slot in (0, 2):
+        engine.forward(StepInput(slot, ids[20:], 20, HeadRequest(0, 28)))
+        rows[slot] = np.stack([engine.logits(row) for row in range(28)])
+    assert np.array_equal(rows[0], rows[2])
+    engine.forward(StepInput(0, ids[::-1], 0, None))
+    engine.forward(StepInput(2, ids[47:], 47, HeadRequest(0, 1)))
+    assert np.abs(engine.logits(0) - rows[2][27]).max() <= 1e-4
+    for wrong in ((0, 3, 1), (-1, 0, 1), (0, 1, -1), (0, 1, 101)):
+        with pytest.raises(ValueError, match="entries of slot"):
+            engine.copy_prefix(*wrong)
+
+
 def test_readout_says_what_the_logits_say(tiny: tuple[Path, TinyConfig], tmp_path: Path) -> None:
     source, config = tiny
     ids = _ids(config, 12)

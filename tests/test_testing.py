@@ -140,6 +140,33 @@ def test_it_fails_when_told_to_and_once() -> None:
     engine.forward(forward_only)
 
 
+def test_a_copied_prefix_is_the_same_cache_and_then_its_own() -> None:
+    tokens = [3, 1, 4, 1, 5, 9, 2, 6]
+    alone, engine = FakeEngine(MODEL), FakeEngine(MODEL, slots=3)
+    forward(alone, tokens, 0)
+    wanted = rows(alone, 8)
+    forward(engine, [3, 1, 4, 1, 5, 7, 7], 0)
+    forward(engine, [9, 9, 9, 9, 9, 9, 9, 9, 9], 0, slot=2)
+    engine.copy_prefix(0, 2, 5)
+    forward(engine, [8, 8], 5)  # what the source writes afterwards is its own
+    forward(engine, tokens[5:], 5, slot=2)
+    assert np.array_equal(rows(engine, 3), wanted[5:])
+    forward(engine, tokens[6:], 6, slot=2)
+    engine.copy_prefix(2, 2, 8)
+    assert np.array_equal(rows(engine, 2), wanted[6:])
+    assert engine.rows_of("copy") == [5, 8]
+    # Companion: one entry too few shows.
+    engine.copy_prefix(0, 1, 4)
+    forward(engine, tokens[5:], 5, slot=1)
+    assert not np.array_equal(rows(engine, 3), wanted[5:])
+
+
+@pytest.mark.parametrize(("source", "target", "count"), [(0, 2, 1), (2, 0, 1), (-1, 0, 1), (0, 1, -1), (0, 1, 17)])
+def test_a_prefix_out_of_range_is_refused(source: int, target: int, count: int) -> None:
+    with pytest.raises(ValueError, match=r"entries of slot"):
+        FakeEngine(MODEL, slots=2, capacity=16).copy_prefix(source, target, count)
+
+
 def test_clock_and_cost() -> None:
     clock = ManualClock()
     cost = CostTable(body_s=(1.0, 2.0), head_s=(0.25, 0.5), draft_s=0.0, min_rows=2)

@@ -159,6 +159,16 @@ class OrtEngine:
             logits[readout.rescored_rows[index]] = readout.rescored_logits[index]
         return logits
 
+    def copy_prefix(self, source: int, target: int, count: int) -> None:
+        info = self._info
+        if not (0 <= source < info.slots and 0 <= target < info.slots and 0 <= count <= info.capacity):
+            raise ValueError(f"{count} entries of slot {source} into slot {target}: {info.slots} of {info.capacity}")
+        if source == target or count == 0:
+            return
+        for held, copies in zip(self._arrays.cache[source], self._arrays.cache[target], strict=True):
+            for cache, copy in zip(held, copies, strict=True):
+                copy.take_positions(cache, count)
+
     def close(self) -> None:
         """Free the sessions; closing twice is harmless, any other call afterwards an error."""
         self._body_bindings.clear()
@@ -279,6 +289,19 @@ class _Buffer:
     def bind(self, bind: Any, name: str, shape: tuple[int, ...], first_row: int = 0) -> None:
         row_bytes = int(np.prod(self.shape[1:], dtype=np.int64)) * np.dtype(self._dtype).itemsize
         bind(name, self._device, 0, self._dtype, list(shape), self._address + first_row * row_bytes)
+
+    def take_positions(self, other: _Buffer, count: int) -> None:
+        """The first ``count`` of [1, heads, positions, dim] from a buffer of the same shape.
+
+        On a device all of them, through the host: onnxruntime hands out no part of what it owns there.
+        """
+        if self._host is not None and other._host is not None:
+            self._host[:, :, :count] = other._host[:, :, :count]
+            return
+        try:
+            self._value.update_inplace(other._value.numpy())
+        except Exception as problem:  # onnxruntime raises its own classes, unrelated to each other
+            raise EngineError(f"onnxruntime: {str(problem).splitlines()[0]}") from problem
 
     def host(self, rows: int) -> NDArray[Any]:
         """The first rows: a view on the CPU, a copy from a device."""

@@ -110,4 +110,11 @@ class Engine(Protocol):
         """
         ...
 
+    def copy_prefix(self, source: int, target: int, count: int) -> None:
+        """Cache entries [0, ``count``) of slot ``source`` into ``target``; what that one held behind them is void.
+
+        After an ``EngineError`` all of ``target`` is void. The slots stay apart: neither sees what is written later.
+        """
+        ...
+
     def close(self) -> None: ...
