@@ -1,62 +1,52 @@
-"""Messages to the text of a prompt, by the bundle's template. Knows no model; runs templates in a sandbox.
+"""Messages to the text of a prompt, by the bundle's template. Knows no model.
 
-A template comes with a checkpoint and is a program: it gets neither files nor attributes of Python.
+A template comes with a checkpoint and is a program: it gets neither files nor attributes of Python, and its work is
+bounded (``sandbox``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime
-from typing import Any, Literal, NoReturn
+from dataclasses import replace
 
-from ..errors import InputError
+from .message import Message, Tool
+from .sandbox import Template
 from .tokenizer import GUARD, Tokenizer, guarded
+from .tools import without_tools
 
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    role: Literal["system", "user", "assistant"]
-    content: str
+__all__ = ["ChatTemplate", "Conversation", "Message"]
 
 
 class ChatTemplate:
     """Raises ``InputError`` for a template that does not parse."""
 
     def __init__(self, source: str, bos: str = "<bos>", eos: str = "<eos>") -> None:
-        import jinja2
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-        # As transformers sets it up, since templates are written against that.
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        environment.globals["raise_exception"] = _refuse
-        environment.globals["strftime_now"] = _now
-        # A template is a foreign program: what it does to values it did not expect is an error of its own too.
-        self._errors: tuple[type[Exception], ...] = (
-            jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError,
-        )  # fmt: skip
+        self._template = Template(source)
         self._bos, self._eos = bos, eos
-        try:
-            self._template: Any = environment.from_string(source)
-        except self._errors as problem:
-            _refuse(str(problem))
 
     def render(self, messages: Sequence[Message], *, answer: bool = True) -> str:
         """The conversation, and with ``answer`` the opening of the model's next turn. For reading: see ``encode``.
 
         Raises ``InputError`` for a conversation that the template refuses.
         """
-        return self._render(messages, answer).replace(GUARD, "")
+        return self._render(without_tools(messages), answer).replace(GUARD, "")
 
-    def encode(self, tokenizer: Tokenizer, messages: Sequence[Message], *, answer: bool = True) -> list[int]:
-        """Token ids of the same. What the template writes may be a control piece; what a message says is ordinary
-        text, so that no message can end its turn or open another.
+    def encode(
+        self,
+        tokenizer: Tokenizer,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] = (),
+        parallel: bool = True,
+        answer: bool = True,
+    ) -> list[int]:
+        """Token ids of the same, with ``tools`` declared to the model. What the template writes may be a control
+        piece; what a message says is ordinary text, so that no message can end its turn or open another.
 
         Raises ``InputError`` as ``render`` does.
         """
-        return tokenizer.encode(self._guarded(messages, answer), bos=False, parse_special=True)
+        plain = without_tools(messages, tools, parallel=parallel)
+        return tokenizer.encode(self._guarded(plain, answer), bos=False, parse_special=True)
 
     def _guarded(self, messages: Sequence[Message], answer: bool) -> str:
         return self._render([replace(message, content=guarded(message.content)) for message in messages], answer)
@@ -64,11 +54,7 @@ class ChatTemplate:
     def _render(self, messages: Sequence[Message], answer: bool) -> str:
         plain = [{"role": message.role, "content": message.content} for message in messages]
         given = {"add_generation_prompt": answer, "bos_token": self._bos, "eos_token": self._eos}
-        try:
-            text: str = self._template.render(messages=plain, **given)
-        except self._errors as problem:
-            _refuse(str(problem))
-        return text
+        return self._template.render({"messages": plain, **given}, sum(len(message.content) for message in messages))
 
 
 class Conversation:
@@ -117,12 +103,3 @@ class Conversation:
             if whole.startswith(head):
                 return whole[len(head) :]
         return None
-
-
-def _refuse(message: str) -> NoReturn:
-    """What a template calls to refuse a conversation."""
-    raise InputError(f"chat template: {' '.join(message.split())}")
-
-
-def _now(form: str) -> str:
-    return datetime.now().strftime(form)

@@ -20,6 +20,7 @@ _SPACE = "\u2581"
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 # Gemma has 6,242 of them: one alternative for all, and a look at the vocabulary for what it finds.
 _UNUSED = re.compile(r"<unused\d+>")
+_AT_ONCE = 8192
 
 
 def guarded(text: str) -> str:
@@ -82,6 +83,14 @@ class Tokenizer:
         if known is None:
             known = self._bytes[token] = self._piece_bytes(token)
         return known
+
+    def all_piece_bytes(self) -> Iterator[bytes]:
+        """``piece_bytes`` of every id in order, remembering none."""
+        for first in range(0, self.vocab_size, _AT_ONCE):
+            ids = list(range(first, min(first + _AT_ONCE, self.vocab_size)))
+            for token, piece, control in zip(ids, self._model.IdToPiece(ids), self._model.IsControl(ids), strict=True):
+                special = control or (piece.startswith("<") and piece.endswith(">"))
+                yield self._piece_bytes(token) if special else piece.replace(_SPACE, " ").encode("utf-8")
 
     def is_control(self, token: int) -> bool:
         return bool(self._model.IsControl(token))
