@@ -91,15 +91,12 @@ def grammar_of(form: ResponseFormat | None, model: Model) -> Grammar | None:
         if form is not None and form.json_schema is not None:
             raise InputError("response_format.json_schema needs type json_schema", "response_format.json_schema")
         return None
-    from ..text.grammar import json_object_grammar, json_schema_grammar
-
-    eos_ids = model.served.eos_ids
     if form.type == "json_object":
-        return json_object_grammar(model.tokenizer, eos_ids)
+        return model.grammars.json_object()
     if form.json_schema is None or form.json_schema.schema is None:
         place = "response_format.json_schema" + ("" if form.json_schema is None else ".schema")
         raise InputError(f"{place} is required for type json_schema", place)
-    return json_schema_grammar(model.tokenizer, eos_ids, form.json_schema.schema)
+    return model.grammars.json_schema(form.json_schema.schema)
 
 
 def _stops(asked: Common) -> tuple[str, ...]:

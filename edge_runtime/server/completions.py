@@ -12,8 +12,11 @@ import numpy as np
 
 from ..engines.protocol import Ids
 from ..errors import InputError
+from ..scheduler.request import Request
 from .answer import Answer, timings, usage
+from .asking import Asker, grammar_of, requests_of
 from .logprobs import PieceBytes, TokenLogprob, completion_logprobs
+from .schema import COMPLETION_TOKENS, CompletionRequest
 from .service import Model
 
 
@@ -62,6 +65,19 @@ class CompletionForm:
             "model": self.model,
             "choices": choices,
         }
+
+
+def completion_requests(asked: CompletionRequest, model: Model, asker: Asker) -> tuple[Request, ...]:
+    """Raises ``InputError``."""
+    return requests_of(
+        asked,
+        prompts_of(asked.prompt, model),
+        model,
+        asker,
+        max_tokens=asked.max_tokens or COMPLETION_TOKENS,
+        top_logprobs=asked.logprobs,
+        grammar=grammar_of(asked.response_format, model),
+    )
 
 
 def prompts_of(prompt: str | list[Any], model: Model) -> list[Ids]:

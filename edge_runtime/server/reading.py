@@ -11,6 +11,7 @@ import re
 import types
 import typing
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -26,6 +27,7 @@ Headers = typing.Mapping[str, str]
 
 _PLACE = re.compile(r"(?P<what>.*) - at `\$\.?(?P<where>[^`]*)`", re.DOTALL)
 _HALF_PAIR = re.compile(r"[\ud800-\udfff]")
+_MOST_DIGITS = 64
 _MEDIA_TYPE = re.compile(r"application/(?:[\w.-]+\+)?json", re.IGNORECASE)
 
 
@@ -75,13 +77,15 @@ def parse(cls: type[T], body: bytes) -> T:
     """Raises ``InputError``."""
     try:
         data = json.loads(
-            body.decode("utf-8"), object_pairs_hook=_object, parse_constant=_no_number, parse_float=_number
+            body.decode("utf-8"),
+            object_pairs_hook=_object,
+            parse_constant=_Unfit,
+            parse_float=_number,
+            parse_int=_integer,
         )
         if not isinstance(data, dict):
             raise InputError("the body must be a JSON object")
-        for where, text in _texts(data, ""):
-            if _HALF_PAIR.search(text):
-                raise InputError(f"{where}: half a surrogate pair, which no UTF-8 can hold", where)
+        _check_values(data, "")
         return msgspec.convert(_cleaned(cls, data, ""), cls)
     except InputError:
         raise
@@ -93,9 +97,6 @@ def parse(cls: type[T], body: bytes) -> T:
         raise InputError("the body is nested too deeply") from None
     except msgspec.ValidationError as problem:
         raise _mistyped(str(problem)) from None
-    except ValueError:
-        # Of int(): more digits than Python converts.
-        raise InputError("the body holds a number of too many digits") from None
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -107,31 +108,38 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _no_number(name: str) -> float:
-    raise InputError(f"the body holds {name}, which is no JSON number")
+@dataclass(frozen=True, slots=True)
+class _Unfit:
+    """Stands where a number does that is none, until its place is known."""
+
+    digits: str
 
 
-def _number(digits: str) -> float:
+def _number(digits: str) -> float | _Unfit:
     value = float(digits)
-    if not math.isfinite(value):
-        raise InputError(f"the body holds {digits[:20]}, which is too large a number")
-    return value
+    return value if math.isfinite(value) else _Unfit(digits)
 
 
-def _texts(data: Any, where: str) -> Iterator[tuple[str, str]]:
-    """Every string with its place, keys included."""
+def _integer(digits: str) -> int | _Unfit:
+    return int(digits) if len(digits) <= _MOST_DIGITS else _Unfit(digits)
+
+
+def _check_values(data: Any, where: str) -> None:
+    """Keys and values that JSON's grammar lets through. Raises ``InputError``."""
     if isinstance(data, str):
-        yield where, data
+        if _HALF_PAIR.search(data):
+            raise InputError(f"{where}: half a surrogate pair, which no UTF-8 can hold", where)
     elif isinstance(data, list):
         for index, value in enumerate(data):
-            if isinstance(value, str | list | dict):
-                yield from _texts(value, f"{where}[{index}]")
+            if not isinstance(value, int):
+                _check_values(value, f"{where}[{index}]")
     elif isinstance(data, dict):
         for key, value in data.items():
             place = f"{where}.{_shown(key)}" if where else _shown(key)
-            yield place, key
-            if isinstance(value, str | list | dict):
-                yield from _texts(value, place)
+            _check_values(key, place)
+            _check_values(value, place)
+    elif isinstance(data, _Unfit):
+        raise InputError(f"{where}: {_shown(data.digits)} is no number that can be used here", where)
 
 
 def _cleaned(cls: type[Struct], data: dict[str, Any], where: str) -> dict[str, Any]:
@@ -186,7 +194,7 @@ def _mistyped(problem: str) -> InputError:
     if found is None:
         missing = re.fullmatch(r"Object missing required field `(.+)`", problem)
         return InputError(f"{missing[1]} is required", missing[1]) if missing else InputError(problem)
-    what, where = found["what"].replace("`", ""), found["where"]
+    what, where = found["what"].replace("`", ""), found["where"].replace("[...]", "")
     missing = re.fullmatch(r"Object missing required field (.+)", what)
     if missing:
         place = f"{where}.{missing[1]}" if where else missing[1]

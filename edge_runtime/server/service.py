@@ -19,6 +19,7 @@ from ..scheduler.request import Request, Sink, Ticket
 from ..scheduler.served import Served
 from ..scheduler.snapshot import Snapshot
 from ..text.chat import ChatTemplate
+from ..text.llguidance_grammar import GrammarCompiler
 from ..text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Model:
     served: Served
     tokenizer: Tokenizer
     template: ChatTemplate | None
+    grammars: GrammarCompiler
     family: str
     directory: Path
     bundle_bytes: int
@@ -65,16 +67,17 @@ class Model:
 
     @staticmethod
     def of(loaded: LoadedBundle, served: Served) -> Model:
-        manifest = loaded.manifest
+        manifest, info = loaded.manifest, loaded.target.info
         return Model(
             served=served,
             tokenizer=loaded.tokenizer,
             template=loaded.chat_template() if manifest.chat_template else None,
+            grammars=GrammarCompiler(loaded.tokenizer, served.eos_ids, info.vocab_size),
             family=manifest.family,
             directory=loaded.directory,
             bundle_bytes=sum(entry.bytes for entry in manifest.files),
-            context=loaded.target.info.capacity,
-            vocab_size=loaded.target.info.vocab_size,
+            context=info.capacity,
+            vocab_size=info.vocab_size,
             drafter=served.decoder.drafter.name,
             load_s=loaded.load_s,
             created_s=int(loaded.directory.stat().st_mtime),

@@ -1,0 +1,231 @@
+"""One client's connection: who it is, and how long it may take. Knows no endpoint.
+
+A subclass of uvicorn's protocol, which reads no peer credentials and waits for ever for a slow request or a reader that
+does not read. A connection whose client closed its side, even one half of it, is given up: on a Unix socket the two
+look the same until something is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import h11
+import msgspec
+import uvicorn
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+
+from ..config import ServerConfig
+from .problems import Problem, Refusal
+
+_CREDENTIALS = struct.Struct("3i")
+_MOST_PIPELINED = 64 << 10
+"""Bytes of later requests that may wait behind one that is being answered."""
+_SPARE_CONNECTIONS = 64
+"""Above the limit, that are still told why they are refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """The other end of a connection."""
+
+    uid: int
+    pid: int | None
+
+
+ANONYMOUS = Peer(-1, None)
+"""Everybody on TCP."""
+
+
+def peer_of(scope: Any) -> Peer:
+    peer = scope.get("state", {}).get("peer")
+    return peer if isinstance(peer, Peer) else ANONYMOUS
+
+
+def uvicorn_config(app: Any, server: ServerConfig, **settings: Any) -> uvicorn.Config:
+    """How the daemon runs uvicorn. It opens and hands over the sockets itself."""
+    return uvicorn.Config(
+        app,
+        http=connection_class(server),
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        proxy_headers=False,
+        server_header=False,
+        **settings,
+    )
+
+
+def connection_class(server: ServerConfig) -> type[H11Protocol]:
+    """``Connection`` with these limits, as uvicorn wants it: a class."""
+    return type("Connection", (Connection,), {"limits": server})
+
+
+class Connection(H11Protocol):
+    limits = ServerConfig()
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.conn = h11.Connection(h11.SERVER, self.limits.max_header_bytes)
+        self._read_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        # A chunk that the kernel does not take is a reader that does not read: told at once, and nothing piles up.
+        transport.set_write_buffer_limits(high=0)
+        self.app_state = {**self.app_state, "peer": _peer(transport)}
+        count = len(self.connections) - self.limits.max_connections
+        if count > _SPARE_CONNECTIONS:
+            transport.abort()
+        elif count > 0:
+            self.app = _full(self.limits.max_connections)
+        self._watch_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._unset_timers()
+        self._unset_keepalive_if_required()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.conn.their_state in (h11.MUST_CLOSE, h11.CLOSED, h11.ERROR):
+            return  # Behind its last request a client has nothing to say.
+        super().data_received(data)
+        self._keep_reading()
+        self._watch_request()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch_request()
+
+    def send_400_response(self, msg: str) -> None:
+        """Called while uvicorn handles h11's error, which knows the status better."""
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.close()
+            return
+        problem = sys.exc_info()[1]
+        status = problem.error_status_hint if isinstance(problem, h11.RemoteProtocolError) else 400
+        if status == 431:
+            text = f"the headers have more than {self.limits.max_header_bytes} bytes"
+        else:
+            text = f"no valid HTTP request: {problem}" if problem is not None else msg
+        self._refuse(Refusal(status, "bad_http_request", text))
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._await_reader()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def _watch_request(self) -> None:
+        """From its first byte to its last a request has ``read_timeout_s``; so has the first one to begin."""
+        state, cycle = self.conn.their_state, self.cycle
+        arriving = state is h11.SEND_BODY
+        if state is h11.IDLE:
+            arriving = cycle is None or bool(self.conn.trailing_data[0])
+        if self.transport.is_closing() or not arriving:
+            if self._read_timer is not None:
+                self._read_timer.cancel()
+                self._read_timer = None
+        elif self._read_timer is None:
+            self._read_timer = self.loop.call_later(self.limits.read_timeout_s, self._too_slow)
+        if state is h11.IDLE and not arriving and cycle.response_complete and self.timeout_keep_alive_task is None:
+            # A body that was refused and then thrown away ends without uvicorn's own timer.
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    def _keep_reading(self) -> None:
+        """uvicorn stops reading while a later request waits, and then nobody would see the client leave."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or cycle.more_body or not self.flow.read_paused:
+            return
+        if len(self.conn.trailing_data[0]) > _MOST_PIPELINED:
+            self.transport.abort()
+        else:
+            self.flow.resume_reading()
+
+    def _too_slow(self) -> None:
+        self._read_timer = None
+        if self.transport.is_closing():
+            return
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            text = f"no whole request within {self.limits.read_timeout_s:g} s"
+            self._refuse(Refusal(408, "request_timeout", text))
+        else:
+            self.transport.abort()
+
+    def _await_reader(self) -> None:
+        size = self.transport.get_write_buffer_size()
+        self._write_timer = self.loop.call_later(self.limits.write_timeout_s, self._unread, size)
+
+    def _unread(self, size: int) -> None:
+        if self.transport.get_write_buffer_size() < size:
+            self._await_reader()
+        else:
+            self.transport.abort()
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Past h11, whose state may be an error: nothing else is sent on this connection."""
+        self.transport.write(_response(refusal))
+        self.transport.close()
+
+    def _unset_timers(self) -> None:
+        for timer in (self._read_timer, self._write_timer):
+            if timer is not None:
+                timer.cancel()
+        self._read_timer = self._write_timer = None
+
+
+def _peer(transport: asyncio.Transport) -> Peer:
+    sock = transport.get_extra_info("socket")
+    if sock is None or sock.family != socket.AF_UNIX:
+        return ANONYMOUS
+    pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return Peer(uid, pid)
+
+
+def _response(refusal: Refusal) -> bytes:
+    problem = Problem.of(refusal)
+    head = [
+        b"HTTP/1.1 %d %s" % (problem.status, STATUS_PHRASES[problem.status]),
+        b"content-type: application/json",
+        b"content-length: %d" % len(problem.body),
+        b"connection: close",
+    ]
+    return b"\r\n".join([*head, b"", problem.body])
+
+
+def _full(most: int) -> Any:
+    """An app that refuses, and lets the connection go."""
+    body = msgspec.json.encode(
+        {
+            "error": {
+                "message": f"more than {most} connections",
+                "type": "unavailable_error",
+                "param": None,
+                "code": "too_many_connections",
+            }
+        }
+    )
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"retry-after", b"1"),
+        (b"connection", b"close"),
+    ]
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 503, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    return app
