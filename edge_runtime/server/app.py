@@ -23,7 +23,7 @@ from .asking import Asker, check_model
 from .chat import ChatForm
 from .completions import CompletionForm, completion_requests, prompts_of
 from .connection import peer_of
-from .conversation import chat_prompt, chat_requests
+from .conversation import chat_prompt, chat_requests, tools_of
 from .metrics import Metrics
 from .openapi import description
 from .problems import INTERNAL, Problem, Refusal
@@ -77,7 +77,8 @@ class _Api:
         asker = self._asker(request)
         # Templates, tokenizers and grammars may take long for long texts: not on the loop that streams to others.
         requests = await asyncio.to_thread(chat_requests, asked, model, asker)
-        form = ChatForm(model.name, asked.n or 1, model.served.piece_bytes, bool(asked.logprobs))
+        logprobs, tools = bool(asked.logprobs), bool(tools_of(asked))
+        form = ChatForm(model.name, asked.n or 1, model.served.piece_bytes, logprobs=logprobs, tools=tools)
         answering, usage = _kind(asked)
         return answering(model, scheduler, requests, form, self._metrics, include_usage=usage)
 

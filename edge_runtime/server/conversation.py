@@ -23,7 +23,7 @@ def chat_requests(asked: ChatRequest, model: Model, asker: Asker) -> tuple[Reque
     tools = tools_of(asked)
     return requests_of(
         asked,
-        [chat_prompt(asked.messages, model, tools)],
+        [chat_prompt(asked.messages, model, tools, parallel=_parallel(asked))],
         model,
         asker,
         max_tokens=asked.max_completion_tokens or asked.max_tokens,
@@ -32,20 +32,22 @@ def chat_requests(asked: ChatRequest, model: Model, asker: Asker) -> tuple[Reque
     )
 
 
-def chat_prompt(messages: Sequence[ChatMessage], model: Model, tools: Sequence[Tool] = ()) -> Ids:
+def chat_prompt(
+    messages: Sequence[ChatMessage], model: Model, tools: Sequence[Tool] = (), *, parallel: bool = True
+) -> Ids:
     """Raises ``InputError`` for what the template cannot write."""
     if model.template is None:
         raise InputError(f"model {model.name!r} has no chat template: it completes texts only", "messages")
     said = [_message(one, f"messages[{index}]") for index, one in enumerate(messages)]
     try:
-        ids = model.template.encode(model.tokenizer, said)
+        ids = model.template.encode(model.tokenizer, said, tools=tools, parallel=parallel)
     except InputError as problem:
-        raise InputError(f"messages: {problem}", "messages") from None
+        raise InputError(str(problem), problem.param or "messages") from None
     return np.asarray(ids, np.int64)
 
 
 def tools_of(asked: ChatRequest) -> tuple[Tool, ...]:
-    """Those that may be called: all, none, or the one that was chosen. Raises ``InputError``."""
+    """Those that the model is told of; none where it must not call any. Raises ``InputError``."""
     tools = tuple(
         Tool(
             tool.function.name,
@@ -62,20 +64,23 @@ def tools_of(asked: ChatRequest) -> tuple[Tool, ...]:
         raise InputError("tool_choice asks for a call, but there are no tools", "tool_choice")
     if isinstance(choice, NamedTool) and choice.function.name not in names:
         raise InputError(f"tool_choice: {choice.function.name!r} is none of the tools", "tool_choice.function.name")
-    return tools
+    return () if choice == "none" else tools
 
 
 def _grammar(asked: ChatRequest, tools: Sequence[Tool], model: Model) -> Grammar | None:
     grammar = grammar_of(asked.response_format, model)
     choice = asked.tool_choice or "auto"
-    if not tools or choice == "none":
+    if not tools:
         return grammar
     if grammar is not None:
         raise InputError("response_format and tools exclude each other", "response_format")
     if isinstance(choice, NamedTool):
         tools = [tool for tool in tools if tool.name == choice.function.name]
-    parallel = asked.parallel_tool_calls is not False
-    return model.grammars.tool_calls(tools, text=choice == "auto", parallel=parallel)
+    return model.grammars.tool_calls(tools, text=choice == "auto", parallel=_parallel(asked))
+
+
+def _parallel(asked: ChatRequest) -> bool:
+    return asked.parallel_tool_calls is not False
 
 
 def _message(said: ChatMessage, where: str) -> Message:

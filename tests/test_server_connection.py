@@ -1,0 +1,377 @@
+"""Connections that behave badly: slow, silent, half-closed, gone, too many, too large. No answer of a model matters."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from server_runs import (
+    WAIT_S,
+    Puppet,
+    Running,
+    chat,
+    events,
+    parsed,
+    piece,
+    post,
+    read_all,
+    read_until,
+    request,
+    result,
+    running,
+    say,
+    tiny_model,
+)
+
+from edge_runtime.config import ServerConfig
+from edge_runtime.scheduler.request import Finished, Started
+from edge_runtime.server.service import Model
+
+Start = Callable[..., Running]
+SOON = 0.2
+"""Seconds of a timeout that a test waits for."""
+LIMITS = ServerConfig(max_body_bytes=4096, max_header_bytes=2048)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def puppet() -> Puppet:
+    return Puppet()
+
+
+@pytest.fixture
+def start(model: Model, puppet: Puppet, tmp_path: Path) -> Iterator[Start]:
+    with contextlib.ExitStack() as stack:
+
+        def begin(**limits: Any) -> Running:
+            return stack.enter_context(running(model, puppet, tmp_path, replace(LIMITS, **limits)))
+
+        yield begin
+
+
+def whole(connection: socket.socket) -> tuple[int, dict[str, str], Any]:
+    """What comes until the server closes."""
+    return parsed(read_all(connection))
+
+
+def one_response(connection: socket.socket) -> tuple[int, dict[str, str], Any]:
+    """With a content-length; the connection stays."""
+    head = read_until(connection, b"\r\n\r\n")
+    head, _, body = head.partition(b"\r\n\r\n")
+    length = int(next(line.split(b": ")[1] for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")))
+    while len(body) < length:
+        body += connection.recv(length - len(body))
+    assert len(body) == length
+    return parsed(head + b"\r\n\r\n" + body)
+
+
+def test_slow_headers_are_given_up(start: Start) -> None:
+    with start(read_timeout_s=SOON).connect() as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n")
+        status, headers, body = whole(connection)
+    assert status == 408
+    assert headers["connection"] == "close"
+    assert body["error"]["code"] == "request_timeout"
+
+
+def test_a_drip_does_not_prolong_the_time(start: Start) -> None:
+    """A byte now and then keeps a timeout between bytes from passing, but not one for the whole request."""
+    with start(read_timeout_s=SOON).connect() as connection:
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(b"GET /health HTTP/1.1\r\n")
+            for _ in range(10_000):
+                connection.sendall(b"x: y\r\n")
+                connection.settimeout(0.01)
+                with contextlib.suppress(TimeoutError):
+                    if connection.recv(1):
+                        break
+            else:
+                pytest.fail("never given up")
+
+
+def test_a_silent_connection_is_given_up(start: Start) -> None:
+    with start(read_timeout_s=SOON).connect() as connection:
+        assert whole(connection)[0] == 408
+
+
+def test_a_slow_body_is_given_up(start: Start, puppet: Puppet) -> None:
+    with start(read_timeout_s=SOON).connect() as connection:
+        connection.sendall(post("/v1/chat/completions", chat())[:-1])
+        assert whole(connection)[0] == 408
+    assert puppet.asked == []
+
+
+def test_an_answer_may_take_longer_than_a_request(start: Start, puppet: Puppet) -> None:
+    with start(read_timeout_s=SOON).connect() as connection:
+        connection.sendall(post("/v1/chat/completions", chat(), connection="close"))
+        puppet.wait(1)
+        time.sleep(2 * SOON)  # Not a synchronisation: the time is the test.
+        say(puppet.asked[0][1], "late")
+        status, _, body = whole(connection)
+    assert (status, body["choices"][0]["message"]["content"]) == (200, "late")
+
+
+def test_a_body_behind_its_refusal_is_read_to_its_end(start: Start) -> None:
+    """And the connection goes on: a client that only listens after it has sent all gets its answer."""
+    with start().connect() as connection:
+        connection.sendall(request("POST", "/v1/chat/completions", b" " * 1_000_000))
+        status, _, body = one_response(connection)
+        assert (status, body["error"]["code"]) == (413, "request_too_large")
+        connection.sendall(request("GET", "/health"))
+        assert one_response(connection)[0] == 200
+
+
+def test_a_body_of_no_known_length_is_bounded_too(start: Start) -> None:
+    with start().connect() as connection:
+        head = request("POST", "/v1/chat/completions", content_type="application/json", transfer_encoding="chunked")
+        connection.sendall(head)
+        for _ in range(6):
+            connection.sendall(b"400\r\n" + b" " * 1024 + b"\r\n")
+        connection.sendall(b"0\r\n\r\n")
+        status, _, body = one_response(connection)
+    assert (status, body["error"]["code"]) == (413, "request_too_large")
+
+
+def test_a_body_of_the_largest_size_is_taken(start: Start, puppet: Puppet) -> None:
+    puppet.answer = lambda asked, sink: say(sink, "ok")
+    body = post("/x", chat()).partition(b"\r\n\r\n")[2].ljust(LIMITS.max_body_bytes)
+    status, _, _ = start().ask("POST", "/v1/chat/completions", body)
+    assert status == 200
+
+
+@pytest.mark.parametrize("size", [2048, 3_000_000])
+def test_large_headers(start: Start, size: int) -> None:
+    with start().connect() as connection:
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nx: " + b"y" * size)
+        with contextlib.suppress(ConnectionError):
+            status, _, body = whole(connection)
+            assert (status, body["error"]["type"]) == (431, "invalid_request_error")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"nonsense\r\n\r\n",
+        b"GET /health HTTP/x\r\n\r\n",
+        b"\x00\xff\xfe\r\n\r\n",
+        b"GET /\xc3\xa4 HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: -5\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"GET /health HTTP/1.1\r\n\r\n",
+    ],
+)
+def test_what_is_no_http(start: Start, data: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    run = start()
+    with run.connect() as connection:
+        connection.sendall(data)
+        status, _, body = whole(connection)
+    assert status in (400, 501)
+    assert body["error"]["code"] == "bad_http_request"
+    assert "\n" not in body["error"]["message"]
+    assert "Traceback" not in caplog.text
+    assert run.ask("GET", "/health")[0] == 200
+
+
+def test_a_broken_chunk_behind_a_refusal(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    run = start()
+    with run.connect() as connection:
+        head = request("POST", "/nowhere", content_type="application/json", transfer_encoding="chunked")
+        connection.sendall(head)
+        assert one_response(connection)[0] == 404
+        connection.sendall(b"no chunk\r\n")
+        assert read_all(connection) == b""
+    assert run.ask("GET", "/health")[0] == 200
+    assert "Traceback" not in caplog.text
+
+
+def test_words_behind_the_last_request_are_not_heard(
+    start: Start, puppet: Puppet, caplog: pytest.LogCaptureFixture
+) -> None:
+    with start().connect() as connection:
+        connection.sendall(post("/v1/chat/completions", chat(), connection="close"))
+        puppet.wait(1)
+        connection.sendall(b"\r\nwhat else\r\n")
+        say(puppet.asked[0][1], "ok")
+        assert whole(connection)[0] == 200
+    assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("how", ["close", "half", "reset"])
+@pytest.mark.parametrize("when", ["queued", "started", "speaking"])
+def test_a_client_that_leaves_is_cancelled(start: Start, puppet: Puppet, stream: bool, how: str, when: str) -> None:
+    connection = start().connect()
+    with connection:
+        connection.sendall(post("/v1/chat/completions", chat(stream=stream)))
+        puppet.wait(1)
+        sink = puppet.asked[0][1]
+        if when != "queued":
+            sink(Started(0.0, 5, 0))
+        if when == "speaking":
+            sink(piece("He"))
+        if stream and when == "speaking":
+            read_until(connection, b'"He"')
+        if how == "close":
+            connection.close()
+        elif how == "half":
+            connection.shutdown(socket.SHUT_WR)
+        else:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            connection.close()
+        puppet.wait_cancelled(1)
+    assert puppet.cancelled == {0: "the client went away"}
+
+
+def test_every_choice_of_a_client_that_leaves_is_cancelled(start: Start, puppet: Puppet) -> None:
+    with start().connect() as connection:
+        connection.sendall(post("/v1/chat/completions", chat(n=3)))
+        puppet.wait(3)
+    puppet.wait_cancelled(3)
+
+
+def test_a_client_that_leaves_behind_pipelined_requests_is_cancelled(start: Start, puppet: Puppet) -> None:
+    """uvicorn stops reading then, and would not see it go."""
+    with start().connect() as connection:
+        connection.sendall(post("/v1/chat/completions", chat()))
+        puppet.wait(1)
+        for _ in range(3):
+            connection.sendall(request("GET", "/health"))
+    puppet.wait_cancelled(1)
+
+
+def test_pipelined_requests_are_answered_in_order(start: Start, puppet: Puppet) -> None:
+    with start().connect() as connection:
+        connection.sendall(post("/v1/chat/completions", chat()) + request("GET", "/v1/models", connection="close"))
+        puppet.wait(1)
+        say(puppet.asked[0][1], "first")
+        assert one_response(connection)[2]["choices"][0]["message"]["content"] == "first"
+        assert whole(connection)[2]["object"] == "list"
+
+
+def test_a_flood_behind_a_request_is_not_kept(start: Start, puppet: Puppet) -> None:
+    with start().connect() as connection:
+        connection.sendall(post("/v1/chat/completions", chat()))
+        puppet.wait(1)
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(request("GET", "/health") * 1_000_000)
+    puppet.wait_cancelled(1)
+
+
+def test_a_connection_serves_many_requests(start: Start, puppet: Puppet) -> None:
+    puppet.answer = lambda asked, sink: say(sink, "ok")
+    with start().connect() as connection:
+        for _ in range(5):
+            connection.sendall(post("/v1/chat/completions", chat()))
+            assert one_response(connection)[0] == 200
+            connection.sendall(post("/v1/chat/completions", chat(stream=True)))
+            assert b"[DONE]" in read_until(connection, b"0\r\n\r\n")
+
+
+def test_a_reader_that_does_not_read_is_given_up(start: Start, puppet: Puppet) -> None:
+    with start(write_timeout_s=SOON).connect() as connection:
+        connection.sendall(post("/v1/chat/completions", chat(stream=True)))
+        puppet.wait(1)
+        sink = puppet.asked[0][1]
+        sink(Started(0.0, 5, 0))
+        for _ in range(64):
+            sink(piece("y" * 65536, tokens=(300,)))
+        puppet.wait_cancelled(1)
+
+
+def test_a_reader_that_does_not_read_a_whole_answer_is_given_up(start: Start, puppet: Puppet) -> None:
+    run = start(write_timeout_s=SOON)
+    with run.connect() as connection:
+        connection.sendall(post("/v1/chat/completions", chat()))
+        puppet.wait(1)
+        sink = puppet.asked[0][1]
+        sink(Started(0.0, 5, 0))
+        sink(piece("y" * 4_000_000, tokens=(300,)))
+        sink(Finished(result()))
+        # The server closes although most of it was never read: what the kernel held is all that is left.
+        time.sleep(3 * SOON)  # Not a synchronisation: read any earlier, and it would be a reader that reads.
+        assert len(read_all(connection)) < 4_000_000
+
+
+def test_a_slow_reader_is_a_reader(start: Start, puppet: Puppet) -> None:
+    with start(write_timeout_s=WAIT_S).connect() as connection:
+        connection.sendall(post("/v1/chat/completions", chat(stream=True), connection="close"))
+        puppet.wait(1)
+        sink = puppet.asked[0][1]
+        sink(Started(0.0, 5, 0))
+        for _ in range(16):
+            sink(piece("y" * 65536, tokens=(300,)))
+        sink(Finished(result()))
+        _, _, body = whole(connection)
+    got = events(body)
+    assert got[-1] == "[DONE]"
+    assert sum(len(one["choices"][0]["delta"].get("content", "")) for one in got[:-1]) == 16 * 65536
+
+
+def test_too_many_connections(start: Start) -> None:
+    run = start(max_connections=2)
+    with run.connect() as first, run.connect() as second, run.connect() as third:
+        for connection, expected in ((first, 200), (second, 200), (third, 503)):
+            connection.sendall(request("GET", "/health"))
+            status, headers, body = one_response(connection)
+            assert status == expected
+        assert body["error"]["code"] == "too_many_connections"
+        assert headers["retry-after"] == "1"
+        assert third.recv(1) == b""
+        first.sendall(request("GET", "/health"))
+        assert one_response(first)[0] == 200
+
+
+def test_connections_beyond_any_number_are_dropped(start: Start) -> None:
+    run = start(max_connections=1)
+    with contextlib.ExitStack() as stack:
+        kept = [stack.enter_context(run.connect()) for _ in range(80)]
+        kept[0].sendall(request("GET", "/health"))
+        assert one_response(kept[0])[0] == 200
+        with contextlib.suppress(ConnectionError):
+            assert kept[-1].recv(1) == b""
+
+
+def test_the_client_is_the_uid_of_the_socket(start: Start, puppet: Puppet) -> None:
+    puppet.answer = lambda asked, sink: say(sink, "ok")
+    start().ask("POST", "/v1/chat/completions", chat())
+    assert puppet.asked[0][0].client == os.getuid()
+
+
+@pytest.mark.parametrize("host", ["localhost", "example.org:8080", "unix", "[::1]", "x" * 200])
+def test_any_host(start: Start, host: str) -> None:
+    assert start().ask("GET", "/health", host=host)[0] == 200
+
+
+def test_http_1_0(start: Start) -> None:
+    with start().connect() as connection:
+        connection.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+        assert whole(connection)[0] == 200
+
+
+def test_expectations_are_met(start: Start, puppet: Puppet) -> None:
+    puppet.answer = lambda asked, sink: say(sink, "ok")
+    data = post("/v1/chat/completions", chat(), expect="100-continue", connection="close")
+    head, _, body = data.partition(b"\r\n\r\n")
+    with start().connect() as connection:
+        connection.sendall(head + b"\r\n\r\n")
+        assert read_until(connection, b"\r\n\r\n").startswith(b"HTTP/1.1 100")
+        connection.sendall(body)
+        assert whole(connection)[0] == 200
+
+
+def test_a_websocket_is_an_ordinary_request(start: Start) -> None:
+    status, _, _ = start().ask("GET", "/health", upgrade="websocket", sec_websocket_key="x")
+    assert status == 200
