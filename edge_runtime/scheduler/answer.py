@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..errors import InputError
 from ..generation import Generation
 from ..session import Session
 from ..text.stream import TextStream
@@ -11,6 +12,8 @@ from .served import Served
 
 def check(served: Served, request: Request, max_tokens: int | None) -> None:
     """Whatever the model would refuse, before anything has begun. Raises ``InputError``, ``PromptTooLong``."""
+    if not -2 <= request.priority <= 2:
+        raise InputError(f"priority must be in [-2, 2], not {request.priority}", "priority")
     TextStream(served.piece_bytes, request.stops)
     _session(served, request, max_tokens, 0, 0)
 

@@ -69,6 +69,7 @@ class Book:
 
     def admit(self, served: Served, asked: Sequence[Asked], now_s: float) -> list[Ticket]:
         """All or none. Raises ``QueueFull``, ``Unavailable``."""
+        self.tally.received += len(asked)
         try:
             line = self._line(served)
             self.admission.check([one.request.client for one in asked], line.slots.free)
@@ -89,7 +90,6 @@ class Book:
             self._expect(deadline_s)
             line.entries += 1
             tickets.append(ticket)
-        self.tally.received += len(tickets)
         return tickets
 
     def _line(self, served: Served) -> Line:
