@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket as sockets
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +34,8 @@ class Client:
         there (yet, or again) or answers 503; 0 asks once. ``timeout_s``: longest silence within an answer."""
         self.socket = exchange.socket_path(socket)
         self._patience_s = patience_s
+        self._connected = False
+        """Whether the last attempt found a daemon."""
         self._http = httpx.Client(
             transport=httpx.HTTPTransport(uds=self.socket),
             base_url=exchange.BASE_URL,
@@ -115,8 +118,10 @@ class Client:
             request = self._http.build_request(call.method, call.path, content=call.content(), headers=call.headers())
             error: EdgeRuntimeError
             try:
+                self._knock()
                 response = self._http.send(request, stream=True)
             except httpx.HTTPError as problem:
+                self._connected = False
                 error = exchange.failure(problem, self.socket)
                 if exchange.broke_off(problem) and again_at_once:
                     # A kept connection whose daemon has been restarted.
@@ -134,6 +139,19 @@ class Client:
             if wait_s is None:
                 raise error
             time.sleep(wait_s)
+
+    def _knock(self) -> None:
+        """httpcore leaves a socket open behind every connection that is refused, and with it a warning: ours is
+        refused first."""
+        if self._connected:
+            return
+        with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as knocking:
+            knocking.settimeout(exchange.CONNECT_S)
+            try:
+                knocking.connect(self.socket)
+            except OSError as problem:
+                raise httpx.ConnectError(str(problem)) from problem
+        self._connected = True
 
     def _refusal(self, response: httpx.Response) -> EdgeRuntimeError:
         try:

@@ -34,10 +34,12 @@ def health_from(ready: bool, content: bytes) -> Health:
         data = msgspec.json.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError):
         data = None
-    told = _field(data, "error")
-    state = _field(data, "state") or _field(data, "status") or ("ready" if ready else "not ready")
-    reason = _field(data, "reason") or _field(told, "message") or ""
-    return Health(ready, str(state), str(reason))
+    message = str(_field(_field(data, "error"), "message") or "")
+    state, colon, reason = message.partition(": ")
+    if ready:
+        return Health(True, "ready")
+    # "loading: why"; a message of another form is all reason.
+    return Health(False, state, reason) if colon and state.isalpha() else Health(False, "not ready", message)
 
 
 def models_from(data: Any) -> tuple[Model, ...]:

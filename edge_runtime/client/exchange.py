@@ -16,6 +16,7 @@ from ..config import DEFAULT_SOCKET
 from .results import ConnectionLost, EdgeRuntimeError, Health, NotReachable
 
 SOCKET_VARIABLE = "EDGE_RUNTIME_SOCKET"
+CONNECT_S = 5.0
 BASE_URL = "http://edge-runtime"
 """The host is of no account on a Unix socket."""
 
@@ -27,11 +28,14 @@ _BROKEN_OFF = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError, htt
 
 
 def socket_path(given: str | Path | None) -> str:
-    return os.fspath(given or os.environ.get(SOCKET_VARIABLE) or DEFAULT_SOCKET)
+    path = os.fspath(given or os.environ.get(SOCKET_VARIABLE) or DEFAULT_SOCKET)
+    if "\0" in path:
+        raise NotReachable(f"{path!r} is no path of a socket")
+    return path
 
 
 def timeouts(timeout_s: float | None) -> httpx.Timeout:
-    return httpx.Timeout(timeout_s, connect=5.0)
+    return httpx.Timeout(timeout_s, connect=CONNECT_S)
 
 
 @dataclass(frozen=True, slots=True)

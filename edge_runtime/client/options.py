@@ -27,19 +27,28 @@ class Options(TypedDict, total=False):
     speculative: Mapping[str, Any]
     """``{"enabled": bool, "max_draft_tokens": int}``"""
     priority: int
+    """-2 to 2; lower ones are served first."""
+    timeout_ms: int
+    """An answer that is not complete by then fails."""
     user: str
+    metadata: Mapping[str, str]
+    safety_identifier: str
+    prompt_cache_key: str
+    service_tier: str
 
 
 class ChatOptions(Options, total=False):
     max_completion_tokens: int
+    """Of an answer; as many as the context holds, if neither this nor ``max_tokens`` is given."""
     max_tokens: int
     logprobs: bool
     top_logprobs: int
     tools: Sequence[Mapping[str, Any]]
     tool_choice: str | Mapping[str, Any]
+    parallel_tool_calls: bool
 
 
 class CompletionOptions(Options, total=False):
     max_tokens: int
+    """16, as of OpenAI, if it is not given."""
     logprobs: int
-    echo: bool

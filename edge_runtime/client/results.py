@@ -90,6 +90,7 @@ class Usage:
 class Timings:
     ttft_ms: float | None = None
     tpot_ms: float | None = None
+    queued_ms: float | None = None
     draft_n: int | None = None
     """Tokens that were drafted."""
     draft_n_accepted: int | None = None

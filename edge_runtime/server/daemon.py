@@ -1,0 +1,291 @@
+"""The daemon's life: listen, load, warm up, serve, reload, drain. Knows the order of things, and none of them inside."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import uvicorn
+
+from ..config import Config
+from ..errors import EdgeError, EngineError
+from ..scheduler.scheduler import Scheduler
+from ..scheduler.snapshot import Snapshot
+from .app import create_app
+from .connection import uvicorn_config
+from .listeners import Listeners
+from .logs import event, log_to_stderr
+from .notify import Notifier, watchdog_period_s
+from .preparing import limits_of, prepare, settings_of
+from .service import Model, Service, Standing
+
+T = TypeVar("T")
+ReadConfig = Callable[[], Config]
+
+_LOG = logging.getLogger(__name__)
+_LOADING_EXTENDS_S, _LOADING_TELLS_S = 30.0, 5.0
+"""While a bundle is loaded, the manager is asked for so many more seconds, so often."""
+_MOST_LOADING_S = 1800.0
+"""Then it is no longer asked: what takes so long hangs."""
+_ENGINE_PATIENCE_S = 10.0
+"""Beyond the time of a drain, for the step in which the engine is."""
+_RESPONSES_S = 5
+"""For what is made to reach its readers."""
+_LOOK_S = 1.0
+
+
+def run_daemon(read: ReadConfig) -> int:
+    """Until it is told to stop; the exit code. ``read`` is called again by SIGHUP. Raises ``EdgeError`` for what
+    keeps it from starting, and when the engine fails for good."""
+    config = read()
+    settings_of(config.engine)
+    log_to_stderr(os.environ)
+    period_s = watchdog_period_s(os.environ, os.getpid())
+    notifier = Notifier.of(os.environ)
+    listeners = Listeners(config.server, os.environ)
+    daemon = Daemon(read, config, listeners, notifier, period_s)
+    try:
+        asyncio.run(daemon.run())
+    finally:
+        listeners.close()
+        if daemon.busy:
+            _leave_at_once(sys.exc_info()[1])
+    notifier.close()
+    return 0
+
+
+class _Server(uvicorn.Server):
+    """Signals are the daemon's."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Daemon:
+    def __init__(
+        self, read: ReadConfig, config: Config, listeners: Listeners, notifier: Notifier, watchdog_s: float | None
+    ) -> None:
+        self.busy = 0
+        """Threads that cannot be told to end: those that load a bundle, or wait for an engine that hangs."""
+        self._read, self._config = read, config
+        self._listeners, self._notifier, self._watchdog_s = listeners, notifier, watchdog_s
+        self._service = Service(config, swap=self._swap_bundle, started_s=time.monotonic())
+        self._scheduler: Scheduler | None = None
+        self._swapping = asyncio.Lock()
+        self._stop, self._hang_up = asyncio.Event(), asyncio.Event()
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop_asked, number)
+        loop.add_signal_handler(signal.SIGHUP, self._hang_up.set)
+        server = _Server(
+            uvicorn_config(create_app(self._service), self._config.server, timeout_graceful_shutdown=_RESPONSES_S)
+        )
+        serving = asyncio.create_task(server.serve(self._listeners.sockets))
+        living, stopping = asyncio.create_task(self._live()), asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait({serving, living, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if stopping.done():
+                await self._drain()
+            for task in (serving, living):
+                if task.done():
+                    task.result()
+        finally:
+            for task in (living, stopping):
+                task.cancel()
+            server.should_exit = True
+            await asyncio.gather(serving, living, stopping, return_exceptions=True)
+            _LOG.info(event("stopped"))
+
+    def _stop_asked(self, number: signal.Signals) -> None:
+        if not self._stop.is_set():
+            self._stop.set()
+            return
+        # Once more: at once, and as a process ends that never heard of signals.
+        self._listeners.close()
+        asyncio.get_running_loop().remove_signal_handler(number)
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+
+    async def _live(self) -> None:
+        """From the first load on. Ends by an exception."""
+        config = self._config
+        for facts in self._listeners.facts():
+            _LOG.info(event("listening", **facts))
+        self._notifier.status(f"loading {config.bundle}")
+        _LOG.info(event("loading", bundle=config.bundle))
+        extending = asyncio.create_task(self._extend())
+        try:
+            model = await self._in_thread(lambda: prepare(config), "edge-loading")
+        finally:
+            extending.cancel()
+        self._scheduler = Scheduler(model.served, limits_of(config.limits))
+        self._scheduler.start()
+        self._service.standing = Standing("ready", "", model, self._scheduler)
+        self._tell_ready(model)
+        await asyncio.gather(self._reload_on_request(), self._look_after(self._scheduler))
+
+    async def _extend(self) -> None:
+        for _ in range(int(_MOST_LOADING_S / _LOADING_TELLS_S)):
+            self._notifier.extend(_LOADING_EXTENDS_S)
+            await asyncio.sleep(_LOADING_TELLS_S)
+
+    def _tell_ready(self, model: Model) -> None:
+        _LOG.info(
+            event("ready", model=model.name, drafter=model.drafter, context=model.context, load_s=model.load_s)
+        )
+        self._notifier.ready(f"serving {model.name}")
+
+    async def _look_after(self, scheduler: Scheduler) -> None:
+        """Feeds the watchdog while decoding moves; raises when it never will again."""
+        period_s = self._watchdog_s
+        while True:
+            snapshot = scheduler.snapshot()
+            if snapshot.refusal and not self._stop.is_set():
+                raise EngineError(f"the engine's thread ended: {snapshot.refusal}")
+            if period_s is not None and moves(snapshot, time.monotonic(), period_s):
+                self._notifier.alive()
+            await asyncio.sleep(_LOOK_S if period_s is None else min(_LOOK_S, period_s / 4))
+
+    # Reloading
+
+    async def _reload_on_request(self) -> None:
+        while True:
+            await self._hang_up.wait()
+            self._hang_up.clear()
+            self._notifier.reloading()
+            problem = ""
+            try:
+                await self._reload()
+            except EdgeError as error:
+                problem = f"reload failed: {error}"
+                _LOG.error(event("reload failed", reason=str(error)))
+            except Exception as error:
+                # Whatever it was: what is served goes on being served.
+                problem = f"reload failed: {type(error).__name__}"
+                _LOG.exception(event("reload failed", reason=type(error).__name__))
+            standing = self._service.standing
+            self._service.standing = replace(standing, reason=problem)
+            name = standing.model.name if standing.model is not None else "nothing"
+            self._notifier.ready(f"serving {name}" + (f"; {problem}" if problem else ""))
+
+    async def _reload(self) -> None:
+        """Raises ``EdgeError``; what came before the failure is then in force."""
+        scheduler, config, old = self._scheduler, self._read(), self._config
+        assert scheduler is not None  # nobody reloads before there is something to reload
+        settings_of(config.engine)
+        scheduler.set_limits(limits_of(config.limits))
+        if config.server != old.server:
+            _LOG.warning(event("server section changed: needs a restart"))
+        self._keep(replace(config, bundle=old.bundle, engine=old.engine, server=old.server))
+        _LOG.info(event("reloaded limits"))
+        if (config.bundle, config.engine) != (old.bundle, old.engine):
+            await self._swap(replace(config, server=old.server))
+
+    async def _swap_bundle(self, directory: Path) -> None:
+        """As HTTP asks for it. Raises ``EdgeError``."""
+        await self._swap(replace(self._config, bundle=str(directory)))
+
+    async def _swap(self, config: Config) -> None:
+        """The new model is ready before the old one is let go. Raises ``EdgeError``: then it is as it was."""
+        async with self._swapping:
+            scheduler = self._scheduler
+            assert scheduler is not None
+            _LOG.info(event("loading", bundle=config.bundle))
+            try:
+                model = await self._in_thread(lambda: prepare(config), "edge-loading")
+            except MemoryError:
+                raise EngineError(f"{config.bundle}: not enough memory beside the model that is served") from None
+            try:
+                scheduler.swap(model.served)
+            except EdgeError:
+                model.served.close()
+                raise
+            standing = self._service.standing
+            self._service.standing = replace(standing, model=model, reason="")
+            self._keep(replace(self._config, bundle=config.bundle, engine=config.engine))
+            _LOG.info(event("swapped", model=model.name, load_s=model.load_s))
+
+    def _keep(self, config: Config) -> None:
+        self._config = self._service.config = config
+
+    # The end
+
+    async def _drain(self) -> None:
+        drain_s = self._config.drain_s
+        self._notifier.stopping(f"draining, {drain_s:g} s at most")
+        self._notifier.extend(drain_s + 2 * _ENGINE_PATIENCE_S)
+        _LOG.info(event("draining", most_s=drain_s))
+        self._service.standing = replace(self._service.standing, state="draining", reason="the daemon stops")
+        scheduler = self._scheduler
+        if scheduler is None:
+            return
+        try:
+            drained = self._in_thread(lambda: scheduler.drain(drain_s), "edge-draining")
+            complete = await asyncio.wait_for(drained, drain_s + _ENGINE_PATIENCE_S)
+            closed = self._in_thread(scheduler.close, "edge-closing")
+            await asyncio.wait_for(closed, _ENGINE_PATIENCE_S)
+        except asyncio.TimeoutError:
+            raise EngineError("the engine hangs: it did not end its step") from None
+        _LOG.info(event("drained", complete=complete))
+
+    def _in_thread(self, function: Callable[[], T], name: str) -> asyncio.Future[T]:
+        """In a thread of its own that no exit waits for: loading cannot be interrupted."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        self.busy += 1
+
+        def ended(result: T | None, problem: BaseException | None) -> None:
+            self.busy -= 1
+            if future.done():
+                return
+            if problem is not None:
+                future.set_exception(problem)
+            else:
+                future.set_result(result)  # type: ignore[arg-type]
+
+        def run() -> None:
+            result: T | None = None
+            problem: BaseException | None = None
+            try:
+                result = function()
+            except BaseException as caught:  # noqa: BLE001 - whoever waits for it is told
+                problem = caught
+            try:
+                loop.call_soon_threadsafe(ended, result, problem)
+            except RuntimeError:
+                # The loop is closed: the daemon has ended.
+                return
+
+        threading.Thread(target=run, name=name, daemon=True).start()
+        return future
+
+
+def moves(snapshot: Snapshot, now_s: float, period_s: float) -> bool:
+    """Whether the engine owes no sign of life, or gave one within the watchdog's period."""
+    return snapshot.idle or now_s - snapshot.beat_s < period_s
+
+
+def _leave_at_once(problem: BaseException | None) -> None:
+    """A thread is inside a library that would not survive the interpreter's end."""
+    code = 0
+    if isinstance(problem, EdgeError):
+        sys.stderr.write(f"error: {' '.join(str(problem).split())}\n")
+        code = problem.exit_code
+    elif problem is not None:
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

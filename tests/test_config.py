@@ -1,0 +1,181 @@
+"""The daemon's configuration: what it says when it is wrong, where its paths lead, and the files in configs/."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from edge_runtime.config import Config, EngineConfig, LimitsConfig, Overrides, ServerConfig, read_config
+from edge_runtime.errors import ConfigError
+from edge_runtime.server.preparing import limits_of, settings_of
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+
+
+def written(tmp_path: Path, text: str | bytes) -> Path:
+    path = tmp_path / "daemon.yaml"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def problem_of(tmp_path: Path, text: str | bytes) -> str:
+    with pytest.raises(ConfigError) as caught:
+        read_config(written(tmp_path, text))
+    message = str(caught.value)
+    assert "\n" not in message and str(tmp_path) in message and len(message) < 1000
+    return message
+
+
+def test_defaults(tmp_path: Path) -> None:
+    config = read_config(written(tmp_path, "bundle: b\n"))
+    assert config == Config(str(tmp_path / "b"), EngineConfig(), ServerConfig(), LimitsConfig())
+    assert config.server.tcp is None and config.server.mode == "0660"
+
+
+def test_every_key_can_be_said(tmp_path: Path) -> None:
+    text = """
+bundle: /b
+engine: {context: 100, sessions: 2, threads: 3, deterministic: true, head: full, device: cuda, drafter: lookup, k: 3,
+         verify_hashes: false}
+server: {socket: /s, mode: "0600", group: g, tcp: "[::1]:80", max_body_bytes: 1024, max_header_bytes: 2048,
+         max_connections: 5, read_timeout_s: 1, write_timeout_s: 2.5}
+limits: {queue: 1, queue_per_client: 2, running_per_client: 3, max_tokens: 4, deadline_s: 5}
+drain_s: 0
+"""
+    engine = EngineConfig(100, 2, 3, True, "full", "cuda", "lookup", 3, False)
+    server = ServerConfig("/s", "0600", "g", "[::1]:80", 1024, 2048, 5, 1.0, 2.5)
+    assert read_config(written(tmp_path, text)) == Config("/b", engine, server, LimitsConfig(1, 2, 3, 4, 5.0), 0.0)
+
+
+def test_paths_are_relative_to_the_file_and_overrides_to_where_one_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "configs").mkdir()
+    path = written(tmp_path / "configs", "bundle: ../b\nserver: {socket: run/s}\n")
+    monkeypatch.chdir(tmp_path)
+    for name in (path, path.relative_to(tmp_path)):
+        config = read_config(name)
+        assert (config.bundle, config.server.socket) == (f"{tmp_path}/configs/../b", f"{tmp_path}/configs/run/s")
+    config = read_config(path, Overrides(Path("here"), Path("s.sock")))
+    assert (config.bundle, config.server.socket) == (f"{tmp_path}/here", f"{tmp_path}/s.sock")
+    # A bundle on the command line need not stand in the file as well.
+    assert read_config(written(tmp_path, "drain_s: 1\n"), Overrides(bundle=Path("b"))).bundle == f"{tmp_path}/b"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "is empty"),
+        ("# nothing\n", "is empty"),
+        ("[]\n", "object"),
+        ("just words\n", "object"),
+        ("drain_s: 1\n", "bundle"),
+        ("bundle: 3\n", "bundle"),
+        ("bundel: b\n", "unknown key 'bundel' (did you mean 'bundle'?)"),
+        ("bundle: b\nengine: {sesions: 2}\n", "unknown key 'sesions' (did you mean 'sessions'?)"),
+        ("bundle: b\nlimits: {queue_per_cliend: 2}\n", "did you mean 'queue_per_client'"),
+        ("bundle: b\nserver: {sockets: x}\n", "did you mean 'socket'"),
+        ("bundle: b\n3: x\n", "unknown key 3"),
+        ("bundle: b\nengine: fast\n", "engine"),
+        ("bundle: b\nengine: {sessions: two}\n", "engine.sessions"),
+        ("bundle: b\nengine: {sessions: 2.5}\n", "engine.sessions"),
+        ("bundle: b\nengine: {sessions: true}\n", "engine.sessions"),
+        ("bundle: b\nengine: {deterministic: 1}\n", "engine.deterministic"),
+        ("bundle: b\nengine: {head: half}\n", "half"),
+        ("bundle: b\nserver: {mode: 0660}\n", "server.mode"),
+        ("bundle: b\nserver: {mode: '0990'}\n", "server.mode must be octal"),
+        ("bundle: b\nserver: {mode: '07777'}\n", "server.mode must be octal"),
+        ("bundle: b\nserver: {mode: ''}\n", "server.mode must be octal"),
+        ("bundle: b\nengine: {sessions: 0}\n", "engine.sessions must be from 1 to 256, not 0"),
+        ("bundle: b\nengine: {sessions: 257}\n", "engine.sessions must be from 1"),
+        ("bundle: b\nengine: {context: 0}\n", "engine.context must be from 1"),
+        ("bundle: b\nengine: {threads: -1}\n", "engine.threads must be from 0"),
+        ("bundle: b\nengine: {k: many}\n", "engine.k must be"),
+        ("bundle: b\nengine: {k: 64}\n", "engine.k must be"),
+        ("bundle: b\nengine: {k: -1}\n", "engine.k must be"),
+        ("bundle: b\nengine: {k: ²}\n", "engine.k must be"),
+        ("bundle: b\nlimits: {queue: 0}\n", "limits.queue must be"),
+        ("bundle: b\nlimits: {max_tokens: -4}\n", "limits.max_tokens must be"),
+        ("bundle: b\nlimits: {deadline_s: .inf}\n", "limits.deadline_s must be"),
+        ("bundle: b\nlimits: {deadline_s: .nan}\n", "limits.deadline_s must be"),
+        ("bundle: b\ndrain_s: -1\n", "drain_s must be"),
+        ("bundle: b\ndrain_s: .nan\n", "drain_s must be"),
+        ("bundle: b\ndrain_s: soon\n", "drain_s"),
+        ("bundle: b\nserver: {max_body_bytes: 10}\n", "server.max_body_bytes must be"),
+        (f"bundle: b\nserver: {{socket: /{'x' * 107}}}\n", "107 bytes"),
+        ('bundle: b\nserver: {socket: "a\\0b"}\n', "null character"),
+        ("bundle: b\nserver: {tcp: 8080}\n", "server.tcp"),
+        ("bundle: b\nserver: {tcp: localhost}\n", "HOST:PORT"),
+        ("bundle: b\nserver: {tcp: ':80'}\n", "HOST:PORT"),
+        ("bundle: b\nserver: {tcp: 'localhost:65536'}\n", "HOST:PORT"),
+        ("bundle: b\nserver: {tcp: '::1:80'}\n", "HOST:PORT"),
+        ("bundle: b\nbundle: c\n", "'bundle' stands twice"),
+        ("bundle: b\nengine:\n  k: 1\n  k: 2\n", "line 4: 'k' stands twice"),
+        ("bundle: [b\n", "line"),
+        ("bundle: b\n\tengine: 1\n", "line"),
+        ("bundle: !!python/object/apply:os.system [ls]\n", "python/object"),
+        ("bundle: 2025-13-45\n", "month"),
+        (b"bundle: \xff\n", "invalid start byte"),
+        (b"bundle: \x01\n", "not allowed"),
+        ("bundle: " + "9" * 5000 + "\n", "digits"),
+        ("bundle: " + "[" * 5000 + "\n", ""),
+        ("bundle: b\nengine: &a {k: 1}\nserver: *a\n", "line 3: aliases"),
+        ("bundle: b\nbase: &a {k: 1}\nengine: {<<: *a}\n", "aliases"),
+        ("bundle: b  " + "#" * (1 << 20), "more than 1 MiB"),
+    ],
+)
+def test_what_is_wrong_is_one_line(tmp_path: Path, text: str | bytes, words: str) -> None:
+    assert words in problem_of(tmp_path, text)
+
+
+def test_a_bomb_of_aliases_is_refused_before_it_grows(tmp_path: Path) -> None:
+    lines = ["bundle: b", "a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 30)]
+    assert "aliases" in problem_of(tmp_path, "\n".join(lines))
+
+
+@pytest.mark.parametrize(("name", "words"), [("none.yaml", "No such file"), (".", "Is a directory")])
+def test_a_file_that_is_none(tmp_path: Path, name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        read_config(tmp_path / name)
+
+
+def test_a_section_with_all_its_lines_commented_out_has_defaults(tmp_path: Path) -> None:
+    config = read_config(written(tmp_path, "bundle: b\nengine:\nserver:\n  # mode: x\nlimits:\n"))
+    assert (config.engine, config.limits) == (EngineConfig(), LimitsConfig())
+
+
+# --- the files that users start from --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_files_in_configs_are_read(path: Path) -> None:
+    config = read_config(path)
+    settings = settings_of(config.engine)
+    assert (settings.slots, settings.context) == (config.engine.sessions, config.engine.context)
+    assert limits_of(config.limits).queue == config.limits.queue
+    assert config.drain_s < 60  # TimeoutStopSec of the unit
+
+
+def test_there_is_a_file_for_each_board_and_the_readme_names_it() -> None:
+    names = {path.stem for path in CONFIGS.glob("*.yaml")}
+    assert names == {"desktop", "orin-nano-8gb", "orin-nx-16gb", "agx-orin-32gb", "agx-orin-64gb"}
+    readme = (CONFIGS / "README.md").read_text(encoding="utf-8")
+    assert all(f"`{name}.yaml`" in readme for name in names)
+
+
+def test_the_desktop_file_shows_every_key_with_its_default() -> None:
+    """What it has commented out says the defaults, or an example where there is none."""
+    text = (CONFIGS / "desktop.yaml").read_text(encoding="utf-8")
+    lines = [line.replace("# ", "", 1) if line.lstrip().startswith("# ") and ": " in line else line for line in text.split("\n")]
+    body = "\n".join(line for line in lines if not line.startswith(("For ", "The ")))
+    said = yaml.safe_load(body)
+    assert set(said) == set(Config.__dataclass_fields__)
+    for section, cls in (("engine", EngineConfig), ("server", ServerConfig), ("limits", LimitsConfig)):
+        assert set(said[section]) == set(cls.__dataclass_fields__)
+        for key, value in said[section].items():
+            default = getattr(cls(), key)
+            assert value == default or default is None or key == "socket", key
+    assert said["drain_s"] == Config("b").drain_s
