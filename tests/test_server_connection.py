@@ -170,11 +170,12 @@ def test_large_headers(start: Start, size: int) -> None:
         b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: -5\r\n\r\n",
         b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\n",
         b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: " + b"9" * 5000 + b"\r\n\r\n",
         b"GET /health HTTP/1.1\r\n\r\n",
     ],
 )
 def test_what_is_no_http(start: Start, data: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    run = start()
+    run = start(max_header_bytes=32768)
     with run.connect() as connection:
         connection.sendall(data)
         status, _, body = whole(connection)

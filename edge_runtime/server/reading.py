@@ -39,16 +39,14 @@ async def body_of(receive: Receive, headers: Headers, most: int) -> bytes:
     """Raises ``Refusal`` for a body that is too large or no JSON by its own account, ``ClientLeft``."""
     kind = headers.get("content-type", "").partition(";")[0].strip()
     if kind and not _MEDIA_TYPE.fullmatch(kind):
-        raise Refusal(
-            415, "unsupported_media_type", f"Content-Type must be application/json, not {kind}", "Content-Type"
-        )
+        text = f"Content-Type must be application/json, not {kind}"
+        raise Refusal(415, "unsupported_media_type", text, "Content-Type")
     coding = headers.get("content-encoding", "identity").strip().lower()
     if coding not in ("", "identity"):
-        raise Refusal(
-            415, "unsupported_encoding", f"Content-Encoding {coding} is not read here; send it plain", "Content-Encoding"
-        )
+        text = f"Content-Encoding {coding} is not read here; send it plain"
+        raise Refusal(415, "unsupported_encoding", text, "Content-Encoding")
     length = headers.get("content-length", "")
-    if length.isdecimal() and int(length) > most:
+    if len(length) > _MOST_DIGITS or (length.isdecimal() and int(length) > most):
         raise _too_large(most)
     parts, size = [], 0
     async for part in _chunks(receive):
