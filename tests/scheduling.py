@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -163,6 +164,14 @@ def check_empty(scheduler: Scheduler) -> None:
     assert requests.running == requests.waiting == 0 and seen.running == ()
     assert requests.received == requests.finished + requests.failed + requests.cancelled + requests.refused
     assert not any(slot.busy for slot in seen.slots)
+
+
+def until(holds: Callable[[], object]) -> None:
+    """For what another thread does in a moment and tells nobody."""
+    end_s = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < end_s, "it never came"
+        time.sleep(0)
 
 
 def ask(scheduler: Scheduler, served: Served, wanted: Request, sink: Sink) -> Ticket:
