@@ -380,6 +380,58 @@ def test_a_model_that_does_not_close_hurts_nobody() -> None:
         assert reader.tokens == cold(PROMPT, 8)
 
 
+# Everything at once
+
+
+def test_clients_in_threads_of_their_own() -> None:
+    """They submit, cancel, fail and look on while models are swapped; every request has its one end."""
+    models = [serve(FakeEngine(MODEL, slots=2, max_rows=8), PromptLookup(), 1, name=str(index)) for index in range(4)]
+    current = [models[0]]
+    readers: list[list[Reader]] = [[] for _ in range(6)]
+    problems: list[BaseException] = []
+
+    def client(number: int) -> None:
+        chance = random.Random(number)
+        try:
+            for _ in range(40):
+                group = [Reader() for _ in range(chance.randint(1, 3))]
+                wanted = request(LONG[: chance.randint(1, 30)], chance.randint(1, 12), client=number)
+                try:
+                    tickets = scheduler.submit(current[0], [(wanted, reader) for reader in group])
+                except Unavailable:
+                    continue
+                readers[number] += group
+                if chance.random() < 0.4:
+                    scheduler.cancel(chance.choice(tickets))
+                if chance.random() < 0.5:
+                    group[-1].wait()
+                now = scheduler.snapshot().requests
+                over = now.finished + now.failed + now.cancelled + now.refused
+                assert now.received == over + now.running + now.waiting
+                assert now.waiting <= 16 + 2 * len(models)
+        except BaseException as problem:  # noqa: BLE001 - of a thread; told below
+            problems.append(problem)
+
+    with running(models[0], Limits(queue=16, queue_per_client=6, running_per_client=2)) as scheduler:
+        threads = [threading.Thread(target=client, args=(number,)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        for model, engine_fails in zip(models[1:], (3, 10, None), strict=True):
+            seen = scheduler.snapshot().requests.received
+            until(lambda seen=seen: scheduler.snapshot().requests.received > seen + 60)  # type: ignore[misc]
+            target = current[0].decoder.target
+            assert isinstance(target, FakeEngine)
+            target.fail_after = engine_fails
+            current[0] = model
+            scheduler.swap(model)
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        assert not problems
+        assert scheduler.drain(PATIENCE_S)
+    for reader in (reader for group in readers for reader in group):
+        reader.wait().check_order()
+
+
 # The end
 
 
