@@ -13,14 +13,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .drafters.length import FixedLength, LengthPlan, LengthPolicy
-from .drafters.protocol import DraftContext, Drafter, DraftProposal, NoDraft
+from .drafters.protocol import Drafter, NoDraft
+from .drafting import Clock, Draft, Drafting
 from .engines.protocol import Engine, HeadRequest, Ids, StepInput
-from .sampling import Distribution
-from .session import FinishReason, Kind, Session, StepResult, StepTimes
+from .repetition import period
+from .session import FinishReason, Kind, Session, StepResult, StepTimes, Top
 from .verification import Judge, Row, judge_for
-
-Clock = Callable[[], float]
-"""Seconds since some fixed moment."""
 
 Progress = Callable[[int, int], None]
 """Told (tokens in the cache, tokens of the prompt) after each chunk of a prefill."""
@@ -32,25 +30,11 @@ class _Walk:
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    top: list[Top] = field(default_factory=list)
     accepted: int = 0
     judged: int = 0
     kind: Kind | None = None
     head_calls: list[tuple[int, float]] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class _Draft:
-    """A proposal as far as there is room for it, and what making it took."""
-
-    plan: LengthPlan
-    tokens: Ids
-    """[K] a view, of the drafter's."""
-    laws: tuple[Distribution, ...] | None
-    source: str
-    note: str
-    caught_up: int
-    catch_up_s: float
-    draft_s: float
 
 
 class Decoder:
@@ -75,6 +59,7 @@ class Decoder:
         self.target = target
         self.drafter: Drafter = drafter if drafter is not None else NoDraft()
         self.length: LengthPolicy = length if length is not None else FixedLength(self.drafter.max_k)
+        self._drafting = Drafting(info, self.drafter, self.length, clock)
         self._info = info
         self._max_head_rows = min(max_head_rows or info.max_rows, info.max_rows)
         self._clock = clock
@@ -105,12 +90,13 @@ class Decoder:
     def step(self, session: Session) -> StepResult:
         """One step of a session; also the first, though ``prefill`` reports progress."""
         started = self._clock()
+        _refuse_finished(session)
+        self._settle(session)
         kv_len = session.kv_len
-        most = min(session.room - 1, self.drafter.max_k, self._info.max_rows - 1)
-        plan = self.length.plan(max(most, 0), session.prompt_len, kv_len, session.drafting)
-        result = self._step(session, plan, started)
+        draft = self._drafting.draft(session)
+        result = self._step(session, draft, started)
         session.totals.add(result)
-        self.length.observe(result, kv_len, session.drafting)
+        self._drafting.observe(session, draft, result, kv_len)
         return result
 
     def _prefill_turn(self, session: Session) -> StepResult | None:
@@ -118,7 +104,8 @@ class Decoder:
         try:
             if self._fed_chunk(session):
                 return None
-            return self._step(session, LengthPlan(0, "batched", "prefill"), self._clock())
+            self._settle(session)
+            return self._step(session, Draft(LengthPlan(0, "batched", "prefill")), self._clock())
         finally:
             session.prefill_s += self._clock() - started
 
@@ -132,12 +119,15 @@ class Decoder:
         session.kv_len = stop
         return True
 
-    def _step(self, session: Session, plan: LengthPlan, started: float) -> StepResult:
-        _refuse_finished(session)
-        clock = self._clock
+    def _settle(self, session: Session) -> None:
+        """Whatever a step that failed left behind, or a text that was cut."""
         # A cache that holds even the last token (after a cut, or a reused prefix) has no row to decide on.
         session.kv_len = min(session.kv_len, session.length - 1)
-        draft = self._propose(session, plan)
+        if session.shaper is not None:
+            session.shaper.agree(session.generated)
+
+    def _step(self, session: Session, draft: Draft, started: float) -> StepResult:
+        clock = self._clock
         while self._fed_chunk(session, len(draft.tokens)):
             pass
         position, first = session.kv_len, session.length - 1 - session.kv_len
@@ -146,21 +136,22 @@ class Decoder:
         self.target.forward(StepInput(session.slot, fed, position, None))
         body_s = clock() - before
         walk = self._verify(session, draft, first)
-        length = session.length
-        session.commit(walk.tokens, walk.logprobs, length + walk.accepted)
+        repetition = _end_repetition(session, walk)
+        session.commit(walk.tokens, walk.logprobs, session.length + walk.accepted)
+        session.repetition = repetition
         session.finish_reason = finish_reason = _finish(session)
-        if len(draft.tokens):
+        if draft.by_drafter:
             self.drafter.observe(session.slot, walk.accepted)
         head_s = 0.0
         for _, seconds in walk.head_calls:
             head_s += seconds
         engines_s = draft.draft_s + draft.catch_up_s + body_s + head_s
         assert walk.kind is not None  # the walk ends by one
-        result = StepResult(
+        return StepResult(
             tokens=tuple(walk.tokens),
             logprobs=tuple(walk.logprobs),
             k=draft.plan.k,
-            drafted=walk.judged if walk.kind == "ended" else len(draft.tokens),
+            drafted=walk.judged if walk.kind == "ended" else draft.count,
             accepted=walk.accepted,
             kind=walk.kind,
             rows=len(fed),
@@ -171,48 +162,10 @@ class Decoder:
             reason=f"{draft.plan.reason}; {draft.note}" if draft.note else draft.plan.reason,
             times=StepTimes(draft.draft_s, draft.catch_up_s, body_s, head_s, clock() - started - engines_s),
             finish_reason=finish_reason,
-        )
-        return result
-
-    def _propose(self, session: Session, plan: LengthPlan) -> _Draft:
-        k = min(plan.k, session.room - 1, self._info.max_rows - 1)
-        if k < 1:
-            return _Draft(plan, _NOTHING, None, "", "", 0, 0.0, 0.0)
-        clock = self._clock
-        context = DraftContext(
-            tokens=session.tokens,
-            slot=session.slot,
-            params=session.params,
-            seed=session.seed,
-            uniform=session.rng.random,
-            stop_below=plan.stop_below,
-        )
-        started = clock()
-        caught_up = self.drafter.warm(context)
-        warmed = clock()
-        proposal = self.drafter.propose(context, k)
-        done = clock()
-        self._check(proposal, k)
-        return _Draft(
-            plan=plan,
-            tokens=proposal.tokens,
-            laws=proposal.laws,
-            source=proposal.source if len(proposal.tokens) else "",
-            note=proposal.note,
-            caught_up=caught_up,
-            catch_up_s=warmed - started,
-            draft_s=done - warmed,
+            top=None if session.top_logprobs is None else tuple(walk.top),
         )
 
-    def _check(self, proposal: DraftProposal, k: int) -> None:
-        """Raises ``ValueError``: an id out of range would be read behind the end of a table."""
-        tokens, laws = proposal.tokens, proposal.laws
-        if len(tokens) > k or (laws is not None and len(laws) != len(tokens)):
-            raise ValueError(f"{proposal.source} proposed {len(tokens)} tokens where {k} were asked for")
-        if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self._info.vocab_size:
-            raise ValueError(f"{proposal.source} proposed a token outside 0..{self._info.vocab_size - 1}")
-
-    def _verify(self, session: Session, draft: _Draft, first: int) -> _Walk:
+    def _verify(self, session: Session, draft: Draft, first: int) -> _Walk:
         """Rows ``first`` + 0..K of the last forward, until a draft is rejected or the text ends."""
         judge = judge_for(session)
         rows = len(draft.tokens) + 1
@@ -224,6 +177,8 @@ class Decoder:
             gather[:-1] = draft.tokens
             gather[-1] = 0  # the bonus row has no draft
         drafted = draft.tokens.tolist()
+        if draft.refused is not None and draft.laws is not None:
+            drafted.append(draft.refused)
         walk = _Walk()
         for start in range(0, rows, group):
             stop = min(start + group, rows)
@@ -237,24 +192,15 @@ class Decoder:
             head = self.target.head(request)
             walk.head_calls.append((stop - start, self._clock() - before))
             for index in range(start, stop):
-                row = Row(self.target, head, index - start, judge.inverse_temperature)
-                _decide(walk, judge, row, index, drafted, draft.laws, session)
+                row = Row(self.target, head, index - start, judge.inverse_temperature, session.shaper)
+                _decide(walk, judge, row, index, drafted, draft, session)
                 if walk.kind is not None:
                     return walk
         return walk
 
 
-_NOTHING: Ids = np.zeros(0, np.int64)
-
-
 def _decide(
-    walk: _Walk,
-    judge: Judge,
-    row: Row,
-    index: int,
-    drafted: list[int],
-    laws: tuple[Distribution, ...] | None,
-    session: Session,
+    walk: _Walk, judge: Judge, row: Row, index: int, drafted: list[int], draft: Draft, session: Session
 ) -> None:
     """Take the row's token into the walk, and end it where nothing behind can matter."""
     position = session.length + index
@@ -262,7 +208,7 @@ def _decide(
         token = judge.draw(row, position)
         walk.kind = "bonus"
     else:
-        decision = judge.decide(row, drafted[index], None if laws is None else laws[index], position)
+        decision = judge.decide(row, drafted[index], None if draft.laws is None else draft.laws[index], position)
         token = decision.token
         walk.judged += 1
         if decision.accepted:
@@ -271,8 +217,34 @@ def _decide(
                 walk.kind = "ended"
         else:
             walk.kind = "recovered"
+    if session.shaper is not None:
+        session.shaper.follow(token)
     walk.tokens.append(token)
-    walk.logprobs.append(row.logprob(token))
+    if session.top_logprobs is None:
+        walk.logprobs.append(row.logprob(token))
+    else:
+        own, best = row.raw_logprobs(token, session.top_logprobs)
+        walk.logprobs.append(own)
+        walk.top.append(best)
+
+
+def _end_repetition(session: Session, walk: _Walk) -> str:
+    """Cut the walk where plain decoding would have ended a text that only repeats itself; says so."""
+    span = session.repeat_limit
+    if span is None:
+        return ""
+    text = np.concatenate([session.generated[-span:], np.array(walk.tokens, np.int64)])
+    for left in range(len(walk.tokens) - 1, -1, -1):
+        found = period(text[: len(text) - left], span)
+        if found is None:
+            continue
+        count = len(walk.tokens) - left
+        if left:
+            walk.accepted = walk.judged = count
+            walk.kind = "ended"
+        del walk.tokens[count:], walk.logprobs[count:], walk.top[count:]
+        return f"the last {span} tokens only repeat themselves, every {found}"
+    return ""
 
 
 def _refuse_finished(session: Session) -> None:
@@ -283,4 +255,4 @@ def _refuse_finished(session: Session) -> None:
 def _finish(session: Session) -> FinishReason | None:
     if int(session.tokens[-1]) in session.eos_ids:
         return "stop"
-    return None if session.room else "length"
+    return None if session.room and not session.repetition else "length"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from .decoder import Clock, Decoder, Progress
-from .session import FinishReason, Session, StepResult
+from .session import FinishReason, Session, StepResult, Top
 
 
 class Text(Protocol):
@@ -38,7 +38,10 @@ class Piece:
     text: str
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
+    """Of ``tokens``, see ``Session.logprobs``."""
     finish_reason: FinishReason | None
+    top: tuple[Top, ...] | None = None
+    """The best alternatives of each of ``tokens``, as many as the session asked for; ``None``: it did not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,11 @@ class GenerationResult:
     """[0..K] steps that drafted so many."""
     drafter: str
     reason: str
-    """Why the last step with room to draft drafted what it did: whether drafting runs, and why not."""
+    """Why the last step with room to draft drafted what it did: whether drafting runs, and why not. What ended the
+    text, where that was its repeating itself."""
+    predicted: int = 0
+    """Tokens of the client's prediction that were judged."""
+    predicted_accepted: int = 0
 
 
 class Generation:
@@ -154,7 +161,8 @@ class Generation:
         if session.finish_reason is not None and not self._text.stopped:
             text += self._text.flush()
         self._pieces.append(text)
-        return Piece(text, result.tokens[:count], result.logprobs[:count], session.finish_reason)
+        top = None if result.top is None else result.top[:count]
+        return Piece(text, result.tokens[:count], result.logprobs[:count], session.finish_reason, top)
 
     def result(self) -> GenerationResult:
         session, totals = self.session, self.session.totals
@@ -185,5 +193,7 @@ class Generation:
             mean_log_likelihood=session.log_likelihood / count if count else None,
             steps_by_drafted=tuple(totals.steps_by_drafted.get(k, 0) for k in range(largest + 1)),
             drafter=self._decoder.drafter.name,
-            reason=self._reason,
+            reason=session.repetition if session.finish_reason == "length" and session.repetition else self._reason,
+            predicted=totals.predicted,
+            predicted_accepted=totals.predicted_accepted,
         )

@@ -56,3 +56,5 @@ class TextState:
     ledger: Ledger = field(default_factory=Ledger)
     reach: int | None = None
     """Largest K that is priced; ``None``: all of them."""
+    free_k: int | None = None
+    """Largest K where drafts cost nothing to make; ``None``: they are a drafter's."""

@@ -45,13 +45,13 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and self.temperature >= 0.0):
-            raise InputError(f"temperature must be a finite number >= 0, not {self.temperature}")
+            raise InputError(f"temperature must be a finite number >= 0, not {self.temperature}", "temperature")
         if isinstance(self.top_k, bool) or not isinstance(self.top_k, int) or self.top_k < 0:
-            raise InputError(f"top_k must be a whole number >= 0 (0 is off), not {self.top_k}")
+            raise InputError(f"top_k must be a whole number >= 0 (0 is off), not {self.top_k}", "top_k")
         if not 0.0 < self.top_p <= 1.0:
-            raise InputError(f"top_p must be in (0, 1], not {self.top_p}")
+            raise InputError(f"top_p must be in (0, 1], not {self.top_p}", "top_p")
         if not 0.0 <= self.min_p <= 1.0:
-            raise InputError(f"min_p must be in [0, 1], not {self.min_p}")
+            raise InputError(f"min_p must be in [0, 1], not {self.min_p}", "min_p")
 
     @property
     def greedy(self) -> bool:
@@ -149,6 +149,40 @@ def law_from_candidates(
         if size == reach or size != min(high, by_min_p):
             return None
     return _by_id(candidate_ids[:size], weights[:size])
+
+
+def law_from_top(ids: Ids, logits: Logits, bound: float, others: int, params: SamplingParams) -> Distribution | None:
+    """The exact law where ``others`` further tokens are only known to lie at ``bound`` or below, ``None`` where that
+    is not enough.
+
+    ``ids`` [n] and ``logits`` [n] fall by logit (ties by rising id), above ``bound`` if there are others; n >= 1.
+    Raises ``EngineError`` when the largest logit is not finite.
+    """
+    top = _finite(float(logits[0]))
+    if params.greedy:
+        return Distribution.one_hot(int(ids[0]))
+    limit = min(params.top_k or len(ids) + others, len(ids) + others)
+    ids, logits = ids[:limit], logits[:limit]
+    weights = _weights(logits, top, params)
+    count, others = len(weights), limit - len(weights)
+    by_min_p = _size_by_min_p(weights, params)
+    cumulative = weights.cumsum()
+    if others == 0:
+        size = min(by_min_p, _size_by_top_p(cumulative, None, params))
+        return _by_id(ids[:size], weights[:size])
+    reach = count + 1  # a set that may reach past what is known
+    highest = math.exp(min(0.0, (bound - top) * params.inverse_temperature))
+    if by_min_p == count and not (params.min_p > 0.0 and highest < params.min_p):
+        by_min_p = reach
+    low = high = reach
+    if params.top_p < 1.0:
+        least = float(cumulative[-1])
+        low = _size_by_top_p(cumulative, least * (1.0 - MASS_SLACK), params)
+        high = _size_by_top_p(cumulative, (least + others * highest) * (1.0 + MASS_SLACK), params)
+    size = min(low, by_min_p)
+    if size == reach or size != min(high, by_min_p):
+        return None
+    return _by_id(ids[:size], weights[:size])
 
 
 def law_over_candidates(candidate_ids: Ids, candidate_logits: Logits, params: SamplingParams) -> Distribution:

@@ -14,16 +14,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .cost import HeadMode
+from .drafters.prediction import Prediction
 from .engines.protocol import EngineInfo, Ids
 from .errors import InputError, PromptTooLong
 from .ledger import TextState
+from .repetition import LEAST_SPAN
 from .sampling import SamplingParams
+from .shaper import shaper_for
+from .shaping import ShapingParams
+from .text.grammar import Grammar
 
 FinishReason = Literal["stop", "length"]
 Policy = Literal["lossless", "threshold"]
 Kind = Literal["recovered", "bonus", "ended"]
 
+Top = tuple[tuple[int, float], ...]
+"""(id, log-probability) of a token's best alternatives, falling."""
+
+MOST_TOP_LOGPROBS = 20
+
+PREDICTION, GRAMMAR = "prediction", "grammar"
+"""Sources of drafts that no drafter made."""
+
 _GREEDY = SamplingParams(temperature=0.0)
+_UNSHAPED = ShapingParams()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +68,12 @@ class StepResult:
     tokens: tuple[int, ...]
     """Never empty: the accepted drafts, then the recovered or bonus token unless the text ended before it."""
     logprobs: tuple[float, ...]
-    """Of ``tokens`` under the target at the request's temperature (1 for greedy), before any filter."""
+    """Of ``tokens``, see ``Session.logprobs``."""
     k: int
     """num_draft_tokens that the length policy asked for."""
     drafted: int
-    """What the drafter gave; where the text ended inside the draft, only what was judged."""
+    """What the drafter gave, up to and with a token that the grammar forbids; where the text ended inside the draft,
+    only what was judged."""
     accepted: int
     kind: Kind
     """``ended``: an accepted draft token ended the text, so there is no token after it."""
@@ -75,6 +90,13 @@ class StepResult:
     """Why this K, and why the draft is shorter than that."""
     times: StepTimes
     finish_reason: FinishReason | None
+    top: tuple[Top, ...] | None = None
+    """Of each of ``tokens``, where the session asked for them."""
+
+    @property
+    def tried(self) -> int:
+        """Drafts that were judged."""
+        return min(self.accepted + 1, self.drafted)
 
 
 @dataclass(slots=True)
@@ -90,6 +112,9 @@ class Totals:
     accepted_by_position: list[int] = field(default_factory=list)
     steps_by_drafted: dict[int, int] = field(default_factory=dict)
     """Drafted tokens -> steps."""
+    predicted: int = 0
+    """Tokens of the client's prediction that were judged."""
+    predicted_accepted: int = 0
     draft_s: float = 0.0
     """Catching up included."""
     verify_s: float = 0.0
@@ -100,7 +125,10 @@ class Totals:
         self.drafted += result.drafted
         self.accepted += result.accepted
         self.committed += len(result.tokens)
-        tried = min(result.accepted + 1, result.drafted)
+        tried = result.tried
+        if result.source == PREDICTION:
+            self.predicted += tried
+            self.predicted_accepted += result.accepted
         while len(self.tried_by_position) < tried:
             self.tried_by_position.append(0)
             self.accepted_by_position.append(0)
@@ -118,8 +146,9 @@ class Session:
     """Tokens, their log-probabilities, and how far the target's cache has them."""
 
     __slots__ = (
-        "_buffer", "_logprobs", "drafting", "eos_ids", "finish_reason", "kv_len", "length", "limit", "params", "policy",
-        "prefill_s", "prompt_len", "rng", "seed", "slot", "threshold", "totals",
+        "_buffer", "_logprobs", "drafting", "eos_ids", "finish_reason", "kv_len", "length", "limit", "max_draft_tokens",
+        "params", "policy", "predicting", "prediction", "prefill_s", "prompt_len", "repeat_limit", "repetition", "rng",
+        "seed", "shaper", "slot", "threshold", "top_logprobs", "totals",
     )  # fmt: skip
 
     def __init__(
@@ -136,24 +165,35 @@ class Session:
         threshold: float = 0.5,
         slot: int = 0,
         kv_len: int = 0,
+        shaping: ShapingParams = _UNSHAPED,
+        grammar: Grammar | None = None,
+        top_logprobs: int | None = None,
+        prediction: Sequence[int] | Ids | None = None,
+        max_draft_tokens: int | None = None,
+        repeat_limit: int | None = None,
     ) -> None:
         """``info`` is the target's. ``max_tokens`` ``None``: as many as the context holds.
 
         ``seed`` makes the text a function of the prompt; without one, ``rng`` (by default a fresh one) draws.
         ``kv_len`` entries of the slot are known to hold the first tokens of this very prompt.
+        ``top_logprobs``: alternatives that each token comes with, and its log-probability is then the model's own.
+        ``prediction``: what the text may turn out to be; drafts. ``max_draft_tokens``: most of K, 0 for plain decoding.
+        ``repeat_limit``: the text ends once so many tokens at its end only repeat themselves.
         Prompt and text together never exceed the capacity. Raises ``InputError``, ``PromptTooLong``.
         """
         ids = np.asarray(prompt, dtype=np.int64)
         if ids.ndim != 1 or len(ids) == 0:
-            raise InputError("the prompt has no tokens")
+            raise InputError("the prompt has no tokens", "prompt")
         if len(ids) >= info.capacity:
             raise PromptTooLong(
                 f"the prompt has {len(ids)} tokens and the context {info.capacity}: no room is left for an answer"
             )
         if int(ids.min()) < 0 or int(ids.max()) >= info.vocab_size:
-            raise InputError(f"the prompt holds a token id outside 0..{info.vocab_size - 1}")
-        if max_tokens is not None and max_tokens < 1:
-            raise InputError(f"max_tokens must be at least 1, not {max_tokens}")
+            raise InputError(f"the prompt holds a token id outside 0..{info.vocab_size - 1}", "prompt")
+        _check_range("max_tokens", max_tokens, 1)
+        _check_range("max_draft_tokens", max_draft_tokens, 0)
+        _check_range("top_logprobs", top_logprobs, 0, min(MOST_TOP_LOGPROBS, info.candidates))
+        _check_range("repeat_limit", repeat_limit, LEAST_SPAN)
         if not 0 <= kv_len <= len(ids):
             raise InputError(f"{kv_len} cached tokens of a prompt of {len(ids)}")
         if not 0.0 < threshold <= 1.0:
@@ -173,8 +213,17 @@ class Session:
         self.slot = slot
         self.kv_len = kv_len
         self.finish_reason: FinishReason | None = None
+        self.shaper = shaper_for(shaping, grammar, info.vocab_size, self.eos_ids)
+        """``None``: the law is the model's."""
+        self.top_logprobs = top_logprobs
+        self.max_draft_tokens = max_draft_tokens
+        self.repeat_limit = repeat_limit
+        self.repetition = ""
+        """What ended the text, if that was the repeat limit."""
+        self.prediction = None if prediction is None else Prediction(prediction, info.vocab_size)
         self.drafting = TextState()
-        """Of the length policy."""
+        """Of the length policy, on the drafter; the next one, on the prediction."""
+        self.predicting = TextState(free_k=info.max_rows - 1)
         self.prefill_s = 0.0
         self.totals = Totals()
 
@@ -190,7 +239,10 @@ class Session:
 
     @property
     def logprobs(self) -> NDArray[np.float64]:
-        """[length - prompt_len] of ``generated``; a view."""
+        """[length - prompt_len] of ``generated`` under the model, before bias, penalties, grammar and filters; a view.
+
+        At the request's temperature (1 for greedy); at 1 for every request with ``top_logprobs``.
+        """
         return self._logprobs[: self.length - self.prompt_len]
 
     @property
@@ -219,6 +271,7 @@ class Session:
         self._logprobs[self.length - self.prompt_len : end - self.prompt_len] = logprobs
         # Last, so that an interruption leaves a session that is merely a step behind.
         self.length, self.kv_len = end, kv_len
+        self._agree()
 
     def cut(self, length: int) -> None:
         """Take tokens back until ``length`` are left, their log-probabilities and cache entries with them."""
@@ -226,6 +279,19 @@ class Session:
             raise ValueError(f"cannot cut {self.length} tokens to {length}: {self.prompt_len} are the prompt")
         self.length = length
         self.kv_len = min(self.kv_len, length)
+        self.repetition = ""
+        self._agree()
+
+    def _agree(self) -> None:
+        if self.shaper is not None:
+            self.shaper.agree(self.generated)
+
+
+def _check_range(name: str, value: int | None, least: int, most: int | None = None) -> None:
+    if value is None or (value >= least and (most is None or value <= most)):
+        return
+    wanted = f"at least {least}" if most is None else f"in {least}..{most}"
+    raise InputError(f"{name} must be {wanted}, not {value}", name)
 
 
 def common_prefix(left: Ids, right: Ids) -> int:

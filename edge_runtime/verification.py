@@ -21,24 +21,32 @@ from .acceptance import (
     shared_noise_row,
     threshold_row,
 )
-from .engines.protocol import Engine, Floats, HeadOutput
+from .engines.protocol import Engine, Floats, HeadOutput, Ids
 from .errors import EngineError
 from .noise import gumbel
 from .sampling import Distribution, SamplingParams, law_from_candidates, law_from_logits, probability
-from .session import Session
+from .session import Session, Top
+from .shaper import Shaper
+
+_PLAIN = SamplingParams()
 
 _DRAWS = 32
 """Tries of an unfiltered residual before its law is computed in full."""
 
 
 class Row:
-    """One row of the last head output; of no use after the engine's next call."""
+    """One row of the last head output; of no use after the engine's next call.
 
-    __slots__ = ("_engine", "_full", "_head", "_index", "inverse_temperature", "logsumexp")
+    ``argmax`` and ``law`` are shaped as the request asks for it, all else is the model's.
+    """
 
-    def __init__(self, engine: Engine, head: HeadOutput, index: int, inverse_temperature: float) -> None:
-        """Raises ``EngineError`` when the row is not finite."""
-        self._engine, self._head, self._index = engine, head, index
+    __slots__ = ("_engine", "_full", "_head", "_index", "_shaper", "inverse_temperature", "logsumexp")
+
+    def __init__(
+        self, engine: Engine, head: HeadOutput, index: int, inverse_temperature: float, shaper: Shaper | None = None
+    ) -> None:
+        """``shaper`` stands behind the last token before the row. Raises ``EngineError`` when it is not finite."""
+        self._engine, self._head, self._index, self._shaper = engine, head, index, shaper
         self._full: Floats | None = None
         self.inverse_temperature = inverse_temperature
         self.logsumexp = float(head.logsumexp[index])
@@ -48,7 +56,15 @@ class Row:
 
     @property
     def argmax(self) -> int:
-        return int(self._head.argmax[self._index])
+        return int(self._head.argmax[self._index]) if self._shaper is None else self._shaper.best(self)
+
+    @property
+    def candidate_ids(self) -> Ids:
+        return self._head.candidate_ids[self._index]
+
+    @property
+    def candidate_logits(self) -> Floats:
+        return self._head.candidate_logits[self._index]
 
     @property
     def gathered(self) -> float:
@@ -63,23 +79,33 @@ class Row:
         return self._full
 
     def law(self, params: SamplingParams) -> Distribution:
-        head, index = self._head, self._index
+        if self._shaper is not None:
+            return self._shaper.law(self, params)
         law = law_from_candidates(
-            head.candidate_ids[index],
-            head.candidate_logits[index],
-            self.logsumexp,
-            params,
-            self._engine.info.vocab_size,
+            self.candidate_ids, self.candidate_logits, self.logsumexp, params, self._engine.info.vocab_size
         )
         return law_from_logits(self.full(), params) if law is None else law
 
     def logprob(self, token: int) -> float:
         """At the request's temperature, before any filter."""
-        head, index = self._head, self._index
-        ids = head.candidate_ids[index]
+        return min(0.0, self._logit(token) * self.inverse_temperature - self.logsumexp)
+
+    def raw_logprobs(self, token: int, count: int) -> tuple[float, Top]:
+        """At temperature 1: the token's own, and the best ``count`` <= C."""
+        logsumexp = self.logsumexp
+        if self.inverse_temperature != 1.0:
+            full = self.full().astype(np.float64)
+            top = float(full.max())
+            full -= top
+            logsumexp = top + math.log(float(np.exp(full, out=full).sum()))
+        ids, logits = self.candidate_ids[:count].tolist(), self.candidate_logits[:count].tolist()
+        best = tuple((int(one), min(0.0, logit - logsumexp)) for one, logit in zip(ids, logits, strict=True))
+        return min(0.0, self._logit(token) - logsumexp), best
+
+    def _logit(self, token: int) -> float:
+        ids = self.candidate_ids
         place = 0 if ids[0] == token else int((ids == token).argmax())
-        logit = head.candidate_logits[index, place] if ids[place] == token else self.full()[token]
-        return min(0.0, float(logit) * self.inverse_temperature - self.logsumexp)
+        return float(self.candidate_logits[place] if ids[place] == token else self.full()[token])
 
     def draw(self, uniform: float) -> tuple[int, float]:
         """A token of the unfiltered law and its probability.
@@ -131,13 +157,14 @@ class Judge(Protocol):
 
 
 def judge_for(session: Session) -> Judge:
+    shaped = session.shaper is not None
     if session.policy == "threshold":
-        return _Threshold(session.threshold)
+        return _ShapedThreshold(session.threshold) if shaped else _Threshold(session.threshold)
     if session.params.greedy:
         return _GREEDY_JUDGE
     if session.seed is not None:
         return _SharedNoise(session.params, session.seed)
-    if session.params.filtered:
+    if shaped or session.params.filtered:
         return _Rejection(session.params, session.rng)
     return _UnfilteredRejection(session.params, session.rng)
 
@@ -173,6 +200,22 @@ class _Threshold:
         return row.argmax
 
 
+class _ShapedThreshold:
+    """The same on a law that one logit does not give."""
+
+    inverse_temperature = 1.0
+    gathers = False
+
+    def __init__(self, threshold: float) -> None:
+        self._threshold = threshold
+
+    def decide(self, row: Row, draft: int, law: Distribution | None, position: int) -> RowDecision:
+        return threshold_row(row.law(_PLAIN).prob(draft), draft, row.argmax, self._threshold)
+
+    def draw(self, row: Row, position: int) -> int:
+        return row.argmax
+
+
 class _SharedNoise:
     """The token of a position is a function of the seed and the law: no draft can change it."""
 
@@ -192,7 +235,7 @@ class _SharedNoise:
 
 
 class _Rejection:
-    """Maximal coupling under a law with filters."""
+    """Maximal coupling under a law with filters, or one that was shaped."""
 
     gathers = False
 

@@ -24,7 +24,7 @@ from edge_runtime.estimate import (
 )
 from edge_runtime.ledger import TextState, affordable_k
 
-from ..session import StepResult
+from ..session import GRAMMAR, PREDICTION, StepResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +99,8 @@ class MeasuredCosts:
 
 _LEAST_PRIOR, _MOST_PRIOR = 0.3, 0.8
 """Bounds of the acceptance that a text is assumed to have before it shows its own."""
+_FIRST_REACH = 4
+"""Largest K of a prediction before it has shown anything; it doubles with what was kept."""
 
 
 @dataclass(slots=True)
@@ -170,16 +172,18 @@ class MeasuredLength:
         if table is None:
             k = min(self._to_try[0], k_max) if self._to_try else 0
             return LengthPlan(k, "batched", f"K={k}: measuring what a step costs")
-        if k_max < 1 or self._k_max < 1:
+        longest = self._k_max if text.free_k is None else text.free_k
+        if k_max < 1 or longest < 1:
             return LengthPlan(0, "batched", "K=0: no room to draft")
         if text.acceptance is None:
-            text.acceptance = replace(AcceptanceEstimate(), prior_mean=self._prior())
-        fresh = self._costs(kv_len).unread == 0
-        reach = self._k_max if fresh or text.reach is None else text.reach
+            prior = self._prior() if text.free_k is None else _MOST_PRIOR
+            text.acceptance = replace(AcceptanceEstimate(), prior_mean=prior)
+        table, reach = _priced(table, text), self._reach(kv_len, text)
         # Decided as if there were room, and cut afterwards: the end of a text must not park the next one.
         decision = choose_k(text.acceptance, table, reach, text.k_state, self._policy)
-        self.parked = decision.state.parked
-        text.reach = min(decision.k + 1, self._k_max)
+        if text.free_k is None:
+            self.parked = decision.state.parked
+        text.reach = min(decision.k + 1 if text.free_k is None else max(2 * decision.k, _FIRST_REACH), longest)
         affordable = affordable_k(text.ledger, table, decision.k)
         reason = (
             decision.reason if affordable == decision.k else f"K={affordable} of {decision.k}: a draft must pay first"
@@ -192,36 +196,48 @@ class MeasuredLength:
             text.k_state, text.weight = replace(text.k_state, parked=decision.state.parked), 1.0
         return LengthPlan(k, decision.head_mode, reason)
 
+    def _reach(self, kv_len: int, text: TextState) -> int:
+        if text.free_k is not None:
+            return min(text.reach or _FIRST_REACH, text.free_k)
+        return self._k_max if self._costs(kv_len).unread == 0 or text.reach is None else text.reach
+
     def _prior(self) -> float:
         return min(max(self.acceptance.rates(1)[0], _LEAST_PRIOR), _MOST_PRIOR)
 
     def observe(self, result: StepResult, kv_len: int, text: TextState) -> None:
+        # What a grammar forces says nothing of what may be guessed, and pays for no guesses.
+        if result.source != GRAMMAR:
+            self._observe_guesses(result, kv_len, text)
+        costs, times = self._costs(kv_len), result.times
+        costs.body = _seen(costs.body, result.rows, times.body_s)
+        for rows, seconds in result.head_calls:
+            costs.head = _seen(costs.head, rows, seconds)
+        if result.drafted and result.source not in (GRAMMAR, PREDICTION):
+            costs.draft = _seen(costs.draft, 1, times.draft_s / result.drafted)
+        if result.caught_up:
+            costs.catch_up = _seen(costs.catch_up, 1, times.catch_up_s / result.caught_up)
+        costs.overhead = _seen(costs.overhead, 1, times.overhead_s)
+        costs.unread += 1
+
+    def _observe_guesses(self, result: StepResult, kv_len: int, text: TextState) -> None:
         if self._to_try and result.k == self._to_try[0]:
             self._to_try.pop(0)
         elif self._to_try and result.k < self._to_try[0]:
             # The room near the end of a text is less than the trial wants: it stays for the next one.
             self._to_try.append(self._to_try.pop(0))
-        self.acceptance = observe(self.acceptance, result.drafted, result.accepted)
+        if text.free_k is None:
+            self.acceptance = observe(self.acceptance, result.drafted, result.accepted)
         if text.acceptance is not None:
             text.acceptance = observe(text.acceptance, result.drafted, result.accepted, text.weight)
         table = self.table(kv_len)
         if table is not None:
+            table = _priced(table, text)
             # Both sides by the table: what counts is the choice, not what else the machine did meanwhile.
             step_s = step_seconds(
                 result.drafted, table, result.head_mode, [1.0] * result.accepted + [0.0] * result.drafted
             )
             step_s += result.caught_up * table.catch_up_s
             text.ledger = text.ledger.after(len(result.tokens), step_s, step_seconds(0, table))
-        costs, times = self._costs(kv_len), result.times
-        costs.body = _seen(costs.body, result.rows, times.body_s)
-        for rows, seconds in result.head_calls:
-            costs.head = _seen(costs.head, rows, seconds)
-        if result.drafted:
-            costs.draft = _seen(costs.draft, 1, times.draft_s / result.drafted)
-        if result.caught_up:
-            costs.catch_up = _seen(costs.catch_up, 1, times.catch_up_s / result.caught_up)
-        costs.overhead = _seen(costs.overhead, 1, times.overhead_s)
-        costs.unread += 1
 
     def _costs(self, kv_len: int) -> _Costs:
         """Buckets double in length; a new one starts from what its neighbour knows."""
@@ -247,6 +263,10 @@ def _seen(estimate: CostEstimate, rows: int, seconds: float) -> CostEstimate:
 
 def _level(estimate: CostEstimate) -> float:
     return estimate.measured().get(1, 0.0)
+
+
+def _priced(table: CostTable, text: TextState) -> CostTable:
+    return table if text.free_k is None else replace(table, draft_s=0.0, draft_fixed_s=0.0, catch_up_s=0.0)
 
 
 def _table(costs: _Costs, min_rows: int) -> CostTable | None:

@@ -1,0 +1,136 @@
+"""Who drafts a step, and how much: the grammar, the client's prediction, or the drafter. Knows no engine of a target.
+
+What the grammar forces comes first, for it is hardly ever wrong and costs nothing; then a prediction that agrees with
+the text so far; then the drafter, as far as the length policy thinks that it pays.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from .drafters.length import LengthPlan, LengthPolicy
+from .drafters.protocol import NO_TOKENS, DraftContext, Drafter
+from .engines.protocol import EngineInfo, Ids
+from .sampling import Distribution
+from .session import GRAMMAR, PREDICTION, Session, StepResult
+
+Clock = Callable[[], float]
+"""Seconds since some fixed moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A proposal as far as there is room for it and the grammar allows it, and what making it took."""
+
+    plan: LengthPlan
+    tokens: Ids = field(default_factory=lambda: NO_TOKENS)
+    """[K] a view, of the drafter's."""
+    laws: tuple[Distribution, ...] | None = None
+    """[>= K] one more where there is a refused token."""
+    source: str = ""
+    note: str = ""
+    refused: int | None = None
+    """What the drafter proposed next and the grammar forbids. Its row is decided against it, not drawn anew: whether
+    a draw was refused depends on the draw, and must not bend the law."""
+    caught_up: int = 0
+    catch_up_s: float = 0.0
+    draft_s: float = 0.0
+
+    @property
+    def count(self) -> int:
+        """Tokens that were proposed, up to and with a refused one."""
+        return len(self.tokens) + (self.refused is not None)
+
+    @property
+    def by_drafter(self) -> bool:
+        return self.count > 0 and self.source not in (GRAMMAR, PREDICTION)
+
+
+class Drafting:
+    """One drafter and one length policy, for the sessions of one target."""
+
+    def __init__(
+        self, target: EngineInfo, drafter: Drafter, length: LengthPolicy, clock: Clock = time.perf_counter
+    ) -> None:
+        self.drafter, self.length = drafter, length
+        self._info, self._clock = target, clock
+
+    def draft(self, session: Session) -> Draft:
+        """For the next step of a session; its shaper, if any, stands behind the text."""
+        if session.max_draft_tokens == 0:
+            return Draft(LengthPlan(0, "batched", "K=0: the request wants no drafts"))
+        most = max(0, min(session.room, self._info.max_rows) - 1)
+        if session.max_draft_tokens is not None:
+            most = min(most, session.max_draft_tokens)
+        forced = [] if session.shaper is None else session.shaper.forced(most)
+        if forced:
+            plan = LengthPlan(len(forced), "batched", "the grammar leaves no choice")
+            return self._checked(Draft(plan, np.array(forced, np.int64), None, GRAMMAR))
+        if session.prediction is not None and most:
+            found = session.prediction.following(session.generated, most)
+            if len(found):
+                plan = self.length.plan(most, session.prompt_len, session.kv_len, session.predicting)
+                if plan.k > 0:
+                    return _allowed(Draft(plan, found[: plan.k], None, PREDICTION), session)
+        most = min(most, self.drafter.max_k)
+        plan = self.length.plan(most, session.prompt_len, session.kv_len, session.drafting)
+        k = min(plan.k, most)
+        return _allowed(self._ask(session, plan, k), session) if k > 0 else Draft(plan)
+
+    def observe(self, session: Session, draft: Draft, result: StepResult, kv_len: int) -> None:
+        """After the step that was planned with ``kv_len``."""
+        state = session.predicting if draft.source == PREDICTION else session.drafting
+        self.length.observe(result, kv_len, state)
+
+    def _ask(self, session: Session, plan: LengthPlan, k: int) -> Draft:
+        clock = self._clock
+        context = DraftContext(
+            tokens=session.tokens,
+            slot=session.slot,
+            params=session.params,
+            seed=session.seed,
+            uniform=session.rng.random,
+            stop_below=plan.stop_below,
+        )
+        started = clock()
+        caught_up = self.drafter.warm(context)
+        warmed = clock()
+        proposal = self.drafter.propose(context, k)
+        done = clock()
+        if len(proposal.tokens) > k:
+            raise ValueError(f"{proposal.source} proposed {len(proposal.tokens)} tokens where {k} were asked for")
+        draft = Draft(
+            plan=plan,
+            tokens=proposal.tokens,
+            laws=proposal.laws,
+            source=proposal.source if len(proposal.tokens) else "",
+            note=proposal.note,
+            caught_up=caught_up,
+            catch_up_s=warmed - started,
+            draft_s=done - warmed,
+        )
+        return self._checked(draft)
+
+    def _checked(self, draft: Draft) -> Draft:
+        """Raises ``ValueError``: an id out of range would be read behind the end of a table."""
+        tokens, laws = draft.tokens, draft.laws
+        if laws is not None and len(laws) != len(tokens):
+            raise ValueError(f"{draft.source} proposed {len(tokens)} tokens with {len(laws)} laws")
+        if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self._info.vocab_size:
+            raise ValueError(f"{draft.source} proposed a token outside 0..{self._info.vocab_size - 1}")
+        return draft
+
+
+def _allowed(draft: Draft, session: Session) -> Draft:
+    """Up to the first token that the grammar forbids."""
+    if session.shaper is None or not len(draft.tokens):
+        return draft
+    tokens = draft.tokens.tolist()
+    kept = session.shaper.valid_prefix(tokens)
+    if kept == len(tokens):
+        return draft
+    return replace(draft, tokens=draft.tokens[:kept], refused=tokens[kept])
