@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from scheduling import (
     GREEDY,
     MODEL,
@@ -30,6 +31,7 @@ from edge_runtime.generation import Piece
 from edge_runtime.sampling import SamplingParams
 from edge_runtime.scheduler.request import Event, Limits, Request
 from edge_runtime.scheduler.scheduler import Scheduler
+from edge_runtime.shaping import ShapingParams
 from edge_runtime.testing import FakeEngine, ManualClock
 
 PROMPT = [5, 9, 2, 40, 5, 9, 2]
@@ -448,3 +450,61 @@ def test_params_reach_the_session() -> None:
             texts.append(reader.tokens)
         assert texts[0] == texts[1] != texts[2]
         assert GREEDY.greedy and texts[0] != cold(PROMPT, 20)
+
+
+def test_a_request_reaches_the_decoder_whole() -> None:
+    engine = FakeEngine(MODEL, slots=2)
+    served = serve(engine, DraftModel(FakeEngine(MODEL, slots=2), engine.info), 3)
+    answer = cold(PROMPT, 20)
+    with running(served) as scheduler:
+        ask(scheduler, served, request(PROMPT, 20, max_draft_tokens=0), plain := Reader())
+        assert plain.tokens == answer and plain.result.drafted == 0
+        ask(scheduler, served, request(PROMPT, 20, max_draft_tokens=1), single := Reader())
+        assert single.tokens == answer and len(single.result.steps_by_drafted) == 2
+        ban = ShapingParams(logit_bias=dict.fromkeys(answer, -100.0))
+        ask(scheduler, served, request(PROMPT, 20, shaping=ban), banned := Reader())
+        assert not set(banned.tokens) & set(answer)
+        ask(scheduler, served, request(PROMPT, 20, prediction=np.array(answer)), predicted := Reader())
+        assert predicted.tokens == answer
+        ask(scheduler, served, request(PROMPT, 4, grammar=_Only([7, 8])), bound := Reader())
+        assert set(bound.tokens) <= {7, 8}
+        ask(scheduler, served, request(PROMPT, 4, top_logprobs=2), told := Reader())
+        assert told.tokens == answer[:4]
+        ask(scheduler, served, request(PROMPT, 20), again := Reader())
+        assert again.tokens == answer, "and nothing of it stays"
+        for wrong in (
+            request(PROMPT, max_draft_tokens=-1),
+            request(PROMPT, top_logprobs=-1),
+            request(PROMPT, shaping=ShapingParams(logit_bias={64: 1.0})),
+        ):
+            with pytest.raises(InputError):
+                ask(scheduler, served, wrong, Reader())
+
+
+class _Only:
+    """A grammar of single tokens, and its state at once."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        self._allowed = np.zeros(MODEL.vocab_size, np.bool_)
+        self._allowed[tokens] = True
+
+    def start(self) -> _Only:
+        return self
+
+    def allowed(self) -> NDArray[np.bool_]:
+        return self._allowed
+
+    def allows(self, token: int) -> bool:
+        return bool(self._allowed[token])
+
+    def forced(self, most: int) -> list[int]:
+        return []
+
+    def valid_prefix(self, tokens: list[int]) -> int:
+        return next((place for place, token in enumerate(tokens) if not self.allows(token)), len(tokens))
+
+    def accept(self, token: int) -> None:
+        pass
+
+    def rollback(self, count: int) -> None:
+        pass

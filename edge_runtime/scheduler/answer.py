@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..errors import InputError
 from ..generation import Generation
 from ..session import Session
@@ -15,7 +17,8 @@ def check(served: Served, request: Request, max_tokens: int | None) -> None:
     if not -2 <= request.priority <= 2:
         raise InputError(f"priority must be in [-2, 2], not {request.priority}", "priority")
     TextStream(served.piece_bytes, request.stops)
-    _session(served, request, max_tokens, 0, 0)
+    # A grammar was compiled, and so checked, by whoever made it.
+    _session(served, replace(request, grammar=None), max_tokens, 0, 0)
 
 
 def generation(served: Served, request: Request, max_tokens: int | None, slot: int, cached: int) -> Generation:
@@ -35,4 +38,9 @@ def _session(served: Served, request: Request, max_tokens: int | None, slot: int
         policy=request.policy,
         slot=slot,
         kv_len=cached,
+        shaping=request.shaping,
+        grammar=request.grammar,
+        top_logprobs=request.top_logprobs,
+        prediction=request.prediction,
+        max_draft_tokens=request.max_draft_tokens,
     )

@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Iterable, Sequence
 
-from ..decoder import Clock
+from ..drafting import Clock
 from ..errors import Cancelled, EdgeError, EngineError
 from .answer import check, generation
 from .book import Asked, Book
