@@ -110,7 +110,8 @@ def _read_yaml(path: Path) -> Any:
 
         def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
             if self.check_event(yaml.AliasEvent):
-                raise ConfigError(f"line {self.peek_event().start_mark.line + 1}: aliases (*name) are not supported")
+                event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+                raise ConfigError(f"line {event.start_mark.line + 1}: aliases (*name) are not supported")
             return super().compose_node(parent, index)
 
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -127,7 +128,7 @@ def _read_yaml(path: Path) -> Any:
             text = file.read(_MOST_BYTES + 1)
         if len(text) > _MOST_BYTES:
             raise ConfigError(f"more than {_MOST_BYTES >> 20} MiB")
-        data = yaml.load(text, Loader)  # noqa: S506 - it is a SafeLoader
+        data = yaml.load(text, Loader)
     except OSError as problem:
         raise ConfigError(f"config {path}: {problem.strerror}") from None
     except RecursionError:

@@ -100,7 +100,7 @@ def answering(body: Any, status: int = 200, **headers: str) -> Script:
     return script
 
 
-@pytest.fixture()
+@pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "s"
 
@@ -252,7 +252,8 @@ def test_tool_calls_come_in_parts(kind: str, path: Path) -> None:
 
     def script(exchange: Exchange) -> None:
         exchange.request()
-        exchange.stream(part(0, "", id="c1", name="f"), part(0, '{"a"'), part(0, ": 1}"), part(1, "{}", id="c2", name="g"))
+        first, second = {"id": "c1", "name": "f"}, {"id": "c2", "name": "g"}
+        exchange.stream(part(0, "", **first), part(0, '{"a"'), part(0, ": 1}"), part(1, "{}", **second))
 
     _, done = streamed(kind, path, script)
     assert done.tool_calls == (ToolCall("c1", "f", '{"a": 1}'), ToolCall("c2", "g", "{}"))
@@ -297,7 +298,7 @@ def test_an_error_within_a_stream(kind: str, path: Path) -> None:
         exchange.stream(delta("a"), error("out of time", "timeout_error", code="deadline_exceeded"), done=False)
         exchange.until_left()
 
-    with pytest.raises(EdgeRuntimeError, match="^out of time$") as caught:
+    with pytest.raises(EdgeRuntimeError, match=r"^out of time$") as caught:
         streamed(kind, path, script)
     assert (caught.value.type, caught.value.code, caught.value.status) == ("timeout_error", "deadline_exceeded", None)
 
@@ -356,18 +357,17 @@ def test_what_has_begun_is_never_asked_again(kind: str, path: Path, ending: str)
         else:
             exchange.send(b"0\r\n\r\n")
 
+    def blocking() -> None:
+        with Client(path) as client, client.stream_chat("Hi") as chunks:
+            list(chunks)
+
+    async def concurrent() -> None:
+        async with AsyncClient(path) as client:
+            await listed(client.stream_chat("Hi"))
+
     with scripted_server(path, [script]) as server:
         with pytest.raises(ConnectionLost, match="middle of an answer"):
-            if kind == "blocking":
-                with Client(path) as client, client.stream_chat("Hi") as chunks:
-                    list(chunks)
-            else:
-
-                async def run() -> None:
-                    async with AsyncClient(path) as client:
-                        await listed(client.stream_chat("Hi"))
-
-                asyncio.run(run())
+            blocking() if kind == "blocking" else asyncio.run(concurrent())
         assert server.seen == 1
 
 
@@ -396,7 +396,7 @@ def test_a_kept_connection_of_a_daemon_that_was_restarted(kind: str, path: Path)
 def test_a_refusal_is_told_once(kind: str, path: Path) -> None:
     body = error("temperature: too hot", param="temperature", code="invalid_value")
     with scripted_server(path, [answering(body, 400)]) as server:
-        with pytest.raises(EdgeRuntimeError, match="^temperature: too hot$") as caught:
+        with pytest.raises(EdgeRuntimeError, match=r"^temperature: too hot$") as caught:
             getattr(Both(path, 30.0), kind)(lambda client: client.chat("Hi", temperature=9.0))
         assert server.seen == 1
     problem = caught.value
@@ -430,7 +430,8 @@ def test_patience_ends(kind: str, path: Path) -> None:
         outcome(kind, path, [answering(error("loading: the model is loaded"), 503, retry_after="7")],
                 lambda client: client.chat("Hi"), 5.0)  # fmt: skip
     assert (caught.value.status, caught.value.retry_after_s) == (503, 7.0)
-    with pytest.raises(NotReachable, match=f"no daemon answers at {path} .*: start it with 'edge-runtime serve") as gone:
+    words = rf"no daemon answers at {path} .*: start it with 'edge-runtime serve"
+    with pytest.raises(NotReachable, match=words) as gone:
         getattr(Both(path, 0.0), kind)(lambda client: client.chat("Hi"))
     assert gone.value.exit_code == 2 and "\n" not in str(gone.value)
 
@@ -536,7 +537,7 @@ def test_httpx_and_msgspec_are_enough() -> None:
     assert done.returncode == 0, done.stderr
     loaded = set(json.loads(done.stdout))
     assert {"httpx", "msgspec"} <= loaded
-    assert not loaded & {"numpy", "yaml", "onnxruntime", "jinja2", "sentencepiece", "starlette", "uvicorn", "llguidance"}
+    assert not loaded & {"numpy", "yaml", "onnxruntime", "jinja2", "sentencepiece", "starlette", "uvicorn", "rich"}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -169,9 +170,8 @@ def test_there_is_a_file_for_each_board_and_the_readme_names_it() -> None:
 def test_the_desktop_file_shows_every_key_with_its_default() -> None:
     """What it has commented out says the defaults, or an example where there is none."""
     text = (CONFIGS / "desktop.yaml").read_text(encoding="utf-8")
-    lines = [line.replace("# ", "", 1) if line.lstrip().startswith("# ") and ": " in line else line for line in text.split("\n")]
-    body = "\n".join(line for line in lines if not line.startswith(("For ", "The ")))
-    said = yaml.safe_load(body)
+    prose = [line for line in text.splitlines() if re.match("# (For|The) ", line)]
+    said = yaml.safe_load("\n".join(re.sub("# ", "", line, count=1) for line in text.splitlines() if line not in prose))
     assert set(said) == set(Config.__dataclass_fields__)
     for section, cls in (("engine", EngineConfig), ("server", ServerConfig), ("limits", LimitsConfig)):
         assert set(said[section]) == set(cls.__dataclass_fields__)

@@ -66,7 +66,7 @@ def test_where_nobody_listens_nothing_is_said(address: str | None) -> None:
     notifier.close()
 
 
-def test_a_manager_that_went_away_or_does_not_read_holds_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_manager_that_does_not_read_holds_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge_runtime.server.notify._PATIENCE_S", 0.01)
     path = str(tmp_path / "notify")
     notifier = Notifier(path)

@@ -21,7 +21,7 @@ from edge_runtime.server.sockets import UnixListener, bind_tcp, inherited_socket
 ROOT = os.geteuid() == 0
 
 
-@pytest.fixture()
+@pytest.fixture
 def place(tmp_path: Path) -> Path:
     """Short enough for a socket, wherever pytest works."""
     return tmp_path / "run" / "api.sock"
@@ -100,7 +100,7 @@ def test_a_socket_that_nobody_answers_is_replaced(place: Path) -> None:
 
 def test_a_daemon_that_lives_is_left_alone(place: Path) -> None:
     first = listener(place)
-    with pytest.raises(ConfigError, match=f"^another daemon answers at {place}$"):
+    with pytest.raises(ConfigError, match=rf"^another daemon answers at {place}$"):
         listener(place)
     assert answers(place)
     first.close()
@@ -160,7 +160,7 @@ def test_what_is_no_socket_of_ours_stays(place: Path, kind: str) -> None:
             place.symlink_to("elsewhere")
         else:
             other.bind(str(place))
-        with pytest.raises(ConfigError, match="not a socket|not ours"):
+        with pytest.raises(ConfigError, match=r"not a socket|not ours"):
             listener(place)
         assert place.is_symlink() or place.exists()
 
@@ -229,7 +229,7 @@ def test_descriptors_are_for_the_process_that_they_name() -> None:
             inherited_sockets({"LISTEN_PID": "42", "LISTEN_FDS": count}, 42)
 
 
-@pytest.fixture()
+@pytest.fixture
 def descriptors() -> Iterator[list[int]]:
     opened: list[int] = []
     yield opened
@@ -253,7 +253,7 @@ def test_only_listening_stream_sockets_are_taken(place: Path, descriptors: list[
     with pytest.raises(ConfigError, match="Bad file descriptor"):
         open_inherited(987, "x", tcp=False)
     tcp = passed(bind_tcp("127.0.0.1:0"))
-    with pytest.raises(ConfigError, match="server.tcp is not configured"):
+    with pytest.raises(ConfigError, match=r"server\.tcp is not configured"):
         open_inherited(tcp, "x", tcp=False)
     opened = open_inherited(tcp, "x", tcp=True)
     assert opened.family == socket.AF_INET
@@ -290,7 +290,7 @@ def test_inherited_sockets_take_the_place_of_the_path_and_stay(place: Path) -> N
             [sys.executable, "-c", _INHERITS],
             env={**os.environ, "LISTEN_FDS": "1"},
             pass_fds=(3,),
-            preexec_fn=pass_on,  # noqa: PLW1509
+            preexec_fn=pass_on,
             capture_output=True,
             text=True,
             check=False,

@@ -13,7 +13,11 @@ from .interrupt import ends_at_once
 
 _COMMANDS = {
     "generate": "Continue a prompt, streaming.",
-    "chat": "Talk with the model; earlier turns stay in its cache.",
+    "chat": "Talk with the model, by the daemon or by itself.",
+    "serve": "Serve a bundle to local programs: the daemon.",
+    "complete": "Continue a prompt by the daemon, streaming.",
+    "status": "What the daemon does now.",
+    "top": "The daemon, live: speed, acceptance, queue, slots, memory.",
     "demo": "Plain against speculative decoding, as a table.",
     "bench": "Measure against other programs, side by side.",
 }

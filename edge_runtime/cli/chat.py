@@ -1,18 +1,23 @@
-"""``edge-runtime chat``: a conversation whose earlier turns stay in the cache. Knows the terminal, no engine."""
+"""``edge-runtime chat``: a conversation whose earlier turns stay in the cache, here or in a daemon. Knows the terminal,
+no engine.
+"""
 
 from __future__ import annotations
 
 import itertools
 import re
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import click
 import numpy as np
+from click.core import ParameterSource
 
+from ..client import Client, ConnectionLost, EdgeRuntimeError
 from ..decoder import Decoder, Progress
 from ..engines.protocol import Ids
-from ..errors import InputError, did_you_mean
+from ..errors import ConfigError, EdgeError, InputError, did_you_mean
 from ..generation import Generation
 from ..loading import LoadedBundle, length_policy, load_bundle
 from ..sampling import SamplingParams
@@ -21,38 +26,86 @@ from ..text.chat import ChatTemplate, Conversation
 from ..text.stream import TextStream
 from .interrupt import Interrupt, ends_at_once
 from .lines import Lines
-from .options import as_text, bundle_options, load_settings, sampling_options, sampling_params, stop_strings
+from .options import (
+    as_text,
+    engine_options,
+    load_settings,
+    sampling_options,
+    sampling_params,
+    socket_option,
+    stop_strings,
+)
 from .output import TextOutput
 from .progress import prefill_progress
+from .remote import RemoteTalk, asked
 
 _RESET, _QUIT = "/reset", "/quit"
 _COMMAND = re.compile(r"/\w+")
 _LEAVE = f"{_QUIT} or Ctrl-D leaves"
 
 
+_ENGINE_OPTIONS = ("context", "threads", "deterministic", "head", "device", "drafter", "k", "no_verify")
+"""Of loading, which a daemon has done."""
+
+
+class _Talk(Protocol):
+    def answer(self, line: str) -> Any:
+        """One turn, streamed to stdout. Raises ``EdgeError``."""
+        ...
+
+
 @click.command()
-@bundle_options
+@click.option("--bundle", metavar="DIR", type=click.Path(path_type=Path),
+              help="Bundle to run here; without it the daemon answers.")  # fmt: skip
+@socket_option
+@engine_options
 @click.option("--system", metavar="TEXT", help="Instruction ahead of the conversation.")
 @sampling_options
-def chat(system: str | None, **given: Any) -> None:
-    """Talk with an instruct model: a line is a turn.
+@click.pass_context
+def chat(said: click.Context, bundle: Path | None, socket: Path | None, system: str | None, **given: Any) -> None:
+    """Talk with an instruct model: a line is a turn. The daemon answers, or with --bundle this very process.
 
     /reset starts anew, /quit or the end of the input leaves, Ctrl-C ends an answer early. Only answers go to stdout.
     """
-    params, length = sampling_params(given), length_policy(given["k"])
     given["stop"] = stop_strings(given)
+    system = None if system is None else as_text(system)
+    if bundle is None:
+        own = [name for name in _ENGINE_OPTIONS if said.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+        if own:
+            raise ConfigError(f"--{own[0].replace('_', '-')} needs --bundle: a daemon has loaded its own already")
+        _talk_with_daemon(socket, system, given)
+    elif socket is not None:
+        raise ConfigError("give either --bundle or --socket")
+    else:
+        _talk_with_bundle(system, {**given, "bundle": bundle})
+
+
+def _talk_with_daemon(socket: Path | None, system: str | None, given: dict[str, Any]) -> None:
+    sampling_params(given)  # wrong ones are told now, and not by the first turn
+    options = asked(given)
+    with Client(socket) as client:
+        model = client.status().model
+        if model is None:
+            # Told why, or waited for.
+            client.models()
+            model = client.status().model
+        name, room = ("the daemon", None) if model is None else (model.name, model.context)
+        _converse(lambda: RemoteTalk(client, system, options, room), name)
+
+
+def _talk_with_bundle(system: str | None, given: dict[str, Any]) -> None:
+    params, length = sampling_params(given), length_policy(given["k"])
     with ends_at_once():
         bundle = load_bundle(given["bundle"], load_settings(given))
     try:
         template = bundle.chat_template()
-        system = None if system is None else as_text(system)
         decoder = bundle.decoder(given["drafter"], length)
         _converse(lambda: Talk(bundle, template, decoder, system, params, given), bundle.manifest.name)
     finally:
         bundle.close()
 
 
-def _converse(start: Callable[[], Talk], name: str) -> None:
+def _converse(start: Callable[[], _Talk], name: str) -> None:
     """Until the input ends. A turn that cannot be taken leaves the conversation as it was."""
     lines, talk = Lines(), start()
     if lines.typed:
@@ -74,8 +127,16 @@ def _converse(start: Callable[[], Talk], name: str) -> None:
                 raise InputError(f"no command {line!r}{did_you_mean(line, (_RESET, _QUIT))}")
             else:
                 talk.answer(as_text(line))
-        except InputError as problem:
+        except EdgeError as problem:
+            if not _next_turn_may_do(problem):
+                raise
             click.echo(f"error: {problem}", err=True)
+
+
+def _next_turn_may_do(problem: EdgeError) -> bool:
+    """A turn that was wrong, or one that a daemon refused or left behind; not a daemon that is not there."""
+    answered = isinstance(problem, EdgeRuntimeError) and problem.status is not None
+    return answered or isinstance(problem, InputError | ConnectionLost)
 
 
 class Talk:

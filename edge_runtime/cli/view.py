@@ -41,11 +41,11 @@ def _rows(status: Status, width: int) -> Iterator[Text]:
     yield _row(
         "requests",
         f"{requests.running} running, {requests.waiting} of {requests.queue_limit} waiting  "
-        f"done {requests.finished}  failed {requests.failed}  cancelled {requests.cancelled}  refused {requests.refused}",
+        f"done {requests.finished}  failed {requests.failed}  cancelled {requests.cancelled}  "
+        f"refused {requests.refused}",
     )
-    yield _row(
-        "tokens", f"{speed.generated_tokens} made, {speed.prompt_tokens} read, {speed.cached_prompt_tokens} of them cached"
-    )
+    cached = f"{speed.cached_prompt_tokens} of them cached"
+    yield _row("tokens", f"{speed.generated_tokens} made, {speed.prompt_tokens} read, {cached}")
     memory = status.memory
     used = _bar(memory.now_bytes, memory.budget_bytes, _bar_width(width)) if memory.budget_bytes else ""
     budget = _bytes(memory.budget_bytes) if memory.budget_bytes else "-"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -22,6 +22,8 @@ from .results import (
     TopLogprob,
     Usage,
 )
+
+T = TypeVar("T")
 
 
 def status_from(data: Any) -> Status:
@@ -233,7 +235,7 @@ def _field(data: Any, name: str) -> Any:
     return data.get(name) if isinstance(data, dict) else None
 
 
-def _converted(data: Any, cls: Any) -> Any:
+def _converted(data: Any, cls: type[T]) -> T:
     try:
         return msgspec.convert(data, cls)
     except msgspec.ValidationError as problem:

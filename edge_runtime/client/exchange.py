@@ -51,7 +51,9 @@ class Call:
         try:
             return msgspec.json.encode(self.body)
         except (TypeError, ValueError, UnicodeEncodeError) as problem:
-            raise EdgeRuntimeError(f"the request is no JSON: {problem}", type="invalid_request_error", status=400) from None
+            raise EdgeRuntimeError(
+                f"the request is no JSON: {problem}", type="invalid_request_error", status=400
+            ) from None
 
     def headers(self) -> dict[str, str]:
         return {} if self.body is None else {"content-type": "application/json"}

@@ -1,4 +1,4 @@
-"""The daemon's life: listen, load, warm up, serve, reload, drain. Knows the order of things, and none of them inside."""
+"""The daemon's life: listen, load, warm up, serve, reload, drain. Knows the order of things, none of them inside."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _LOADING_EXTENDS_S, _LOADING_TELLS_S = 30.0, 5.0
 """While a bundle is loaded, the manager is asked for so many more seconds, so often."""
 _MOST_LOADING_S = 1800.0
 """Then it is no longer asked: what takes so long hangs."""
-_ENGINE_PATIENCE_S = 10.0
+_ENGINE_PATIENCE_S = 5.0
 """Beyond the time of a drain, for the step in which the engine is."""
 _RESPONSES_S = 5
 """For what is made to reach its readers."""
@@ -93,8 +93,9 @@ class Daemon:
         server = _Server(
             uvicorn_config(create_app(self._service), self._config.server, timeout_graceful_shutdown=_RESPONSES_S)
         )
-        serving = asyncio.create_task(server.serve(self._listeners.sockets))
-        living, stopping = asyncio.create_task(self._live()), asyncio.create_task(self._stop.wait())
+        serving: asyncio.Task[object] = asyncio.create_task(server.serve(self._listeners.sockets))
+        living: asyncio.Task[object] = asyncio.create_task(self._live())
+        stopping: asyncio.Task[object] = asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait({serving, living, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if stopping.done():
@@ -130,6 +131,7 @@ class Daemon:
         try:
             model = await self._in_thread(lambda: prepare(config), "edge-loading")
         finally:
+            # Before anything else is told: READY is the last word on starting.
             extending.cancel()
         self._scheduler = Scheduler(model.served, limits_of(config.limits))
         self._scheduler.start()
@@ -144,7 +146,14 @@ class Daemon:
 
     def _tell_ready(self, model: Model) -> None:
         _LOG.info(
-            event("ready", model=model.name, drafter=model.drafter, context=model.context, load_s=model.load_s)
+            event(
+                "ready",
+                model=model.name,
+                drafter=model.drafter,
+                context=model.context,
+                load_s=model.load_s,
+                uptime_s=time.monotonic() - self._service.started_s,
+            )
         )
         self._notifier.ready(f"serving {model.name}")
 
@@ -172,7 +181,7 @@ class Daemon:
             except EdgeError as error:
                 problem = f"reload failed: {error}"
                 _LOG.error(event("reload failed", reason=str(error)))
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - the log has it
                 # Whatever it was: what is served goes on being served.
                 problem = f"reload failed: {type(error).__name__}"
                 _LOG.exception(event("reload failed", reason=type(error).__name__))

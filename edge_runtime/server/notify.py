@@ -11,7 +11,7 @@ from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 
 _PATIENCE_S = 1.0
-"""A manager that does not read must not hold the daemon for longer."""
+"""A manager that does not read must not hold the daemon for longer, and only for what is said once."""
 
 
 class Notifier:
@@ -26,7 +26,6 @@ class Notifier:
         # @ stands for the null character of an abstract address.
         self._address = b"\0" + address[1:].encode("utf-8", "surrogateescape") if address[0] == "@" else address
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-        self._socket.settimeout(_PATIENCE_S)
 
     @classmethod
     def of(cls, environment: MutableMapping[str, str]) -> Notifier:
@@ -34,17 +33,18 @@ class Notifier:
         return cls(environment.pop("NOTIFY_SOCKET", None))
 
     def ready(self, status: str) -> None:
-        self._send("READY=1", _status(status))
+        self._send("READY=1", _status(status), patience_s=_PATIENCE_S)
 
     def status(self, text: str) -> None:
         self._send(_status(text))
 
     def reloading(self) -> None:
         """To be followed by ``ready``."""
-        self._send("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
+        now = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+        self._send("RELOADING=1", f"MONOTONIC_USEC={now}", patience_s=_PATIENCE_S)
 
     def stopping(self, status: str) -> None:
-        self._send("STOPPING=1", _status(status))
+        self._send("STOPPING=1", _status(status), patience_s=_PATIENCE_S)
 
     def alive(self) -> None:
         """The watchdog's food."""
@@ -59,9 +59,11 @@ class Notifier:
             self._socket.close()
             self._socket = None
 
-    def _send(self, *assignments: str) -> None:
+    def _send(self, *assignments: str, patience_s: float = 0.0) -> None:
+        """What will be said again may be lost."""
         if self._socket is None:
             return
+        self._socket.settimeout(patience_s)
         # A manager that went away is no reason to stop serving.
         with suppress(OSError):
             self._socket.sendto("\n".join(assignments).encode("utf-8", "replace"), self._address)

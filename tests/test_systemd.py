@@ -1,0 +1,129 @@
+"""The units in systemd/: that systemd takes them, and that what they say fits the daemon."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edge_runtime.config import DEFAULT_SOCKET, Config, read_config
+
+ROOT = Path(__file__).parent.parent
+UNITS = ROOT / "systemd"
+BOARDS = sorted((ROOT / "configs").glob("*-orin-*.yaml")) + sorted((ROOT / "configs").glob("orin-*.yaml"))
+
+
+def settings(name: str) -> dict[str, dict[str, str]]:
+    """Section -> key -> value of a unit; keys that stand several times have their last value."""
+    parser = configparser.RawConfigParser(strict=False)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read_string((UNITS / name).read_text(encoding="utf-8"))
+    return {section: dict(parser[section]) for section in parser.sections()}
+
+
+def seconds(text: str) -> float:
+    assert text.isdecimal(), f"{text!r}: say seconds"
+    return float(text)
+
+
+def verify(place: Path) -> subprocess.CompletedProcess[str]:
+    program = shutil.which("systemd-analyze")
+    if program is None:
+        pytest.skip("systemd-analyze is not installed")
+    units = [str(path) for path in sorted(place.glob("edge-runtime.*"))]
+    return subprocess.run([program, "verify", "--man=no", *units], capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """The units as on a machine where the program is installed: here, in this Python's directory."""
+    for path in UNITS.glob("edge-runtime.*"):
+        text = path.read_text(encoding="utf-8")
+        (tmp_path / path.name).write_text(text.replace("/opt/edge-runtime/bin/edge-runtime", sys.executable))
+    return tmp_path
+
+
+def test_systemd_takes_the_units(installed: Path) -> None:
+    done = verify(installed)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("Type=notify", "Type=notfy"), ("WatchdogSec=30", "WatchdogSec=often"), ("ProtectHome=yes", "ProtectHom=yes")],
+)
+def test_systemd_would_tell(installed: Path, old: str, new: str) -> None:
+    path = installed / "edge-runtime.service"
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    done = verify(installed)
+    assert new.split("=")[0] in done.stderr or new.split("=")[1] in done.stderr
+
+
+def test_the_service_is_what_the_daemon_expects() -> None:
+    service = settings("edge-runtime.service")["Service"]
+    assert (service["Type"], service["NotifyAccess"], service["Restart"]) == ("notify", "main", "on-failure")
+    assert service["ExecReload"] == "/bin/kill -HUP $MAINPID"
+    assert re.fullmatch(r"/\S+/edge-runtime serve --config /etc/edge-runtime/\S+\.yaml", service["ExecStart"])
+    # Exit code 2 is a wrong configuration or bundle.
+    assert service["RestartPreventExitStatus"] == "2"
+    assert seconds(service["WatchdogSec"]) >= 10
+    assert (service["RuntimeDirectory"], service["RuntimeDirectoryMode"]) == ("edge-runtime", "0750")
+    assert service["RuntimeDirectoryPreserve"] == "yes"  # the socket unit's socket lies in it
+
+
+def test_it_may_do_no_more_than_it_needs() -> None:
+    service = settings("edge-runtime.service")["Service"]
+    wanted = {
+        "NoNewPrivileges": "yes", "ProtectSystem": "strict", "ProtectHome": "yes", "PrivateTmp": "yes",
+        "RestrictAddressFamilies": "AF_UNIX", "User": "edge-runtime", "LimitCORE": "0",
+    }  # fmt: skip
+    assert {key: service.get(key) for key in wanted} == wanted
+    # What would take the GPU away, or make all clients the same user.
+    for key in ("PrivateDevices", "PrivateUsers", "MemoryDenyWriteExecute"):
+        assert key not in service
+
+
+def test_the_time_to_stop_is_longer_than_a_drain() -> None:
+    stop_s = seconds(settings("edge-runtime.service")["Service"]["TimeoutStopSec"])
+    assert stop_s > Config("b").drain_s + 15
+    for path in BOARDS:
+        assert stop_s > read_config(path).drain_s + 15
+
+
+def test_the_socket_is_where_clients_look() -> None:
+    unit = settings("edge-runtime.socket")["Socket"]
+    assert unit["ListenStream"] == DEFAULT_SOCKET
+    assert (unit["SocketMode"], unit["SocketGroup"], unit["DirectoryMode"]) == ("0660", "edge-runtime", "0750")
+    assert len(BOARDS) == 4
+    for path in BOARDS:
+        server = read_config(path).server
+        assert (server.socket, server.mode, server.group) == (DEFAULT_SOCKET, "0660", "edge-runtime")
+
+
+def test_user_and_directories() -> None:
+    sysusers = (UNITS / "sysusers.conf").read_text(encoding="utf-8")
+    assert re.search(r"^u edge-runtime ", sysusers, re.MULTILINE)
+    tmpfiles = (UNITS / "tmpfiles.conf").read_text(encoding="utf-8")
+    assert re.search(r"^d /run/edge-runtime 0750 edge-runtime edge-runtime", tmpfiles, re.MULTILINE)
+    for program, option, text in (
+        ("systemd-sysusers", "--dry-run", sysusers),
+        ("systemd-tmpfiles", "--dry-run", tmpfiles),
+    ):
+        known = shutil.which(program)
+        if known is None or option not in subprocess.run([known, "--help"], capture_output=True, text=True).stdout:
+            continue
+        done = subprocess.run([known, option, "-"], input=text, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+def test_the_readme_names_every_file() -> None:
+    readme = (UNITS / "README.md").read_text(encoding="utf-8")
+    for path in UNITS.iterdir():
+        assert path.name in readme or path.name == "README.md"
