@@ -14,7 +14,8 @@ import numpy as np
 
 from .drafters.length import FixedLength, LengthPlan, LengthPolicy
 from .drafters.protocol import Drafter, NoDraft
-from .drafting import Clock, Draft, Drafting
+from .drafting import Clock as Clock
+from .drafting import Draft, Drafting
 from .engines.protocol import Engine, HeadRequest, Ids, StepInput
 from .repetition import period
 from .session import FinishReason, Kind, Session, StepResult, StepTimes, Top

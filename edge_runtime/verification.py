@@ -60,11 +60,13 @@ class Row:
 
     @property
     def candidate_ids(self) -> Ids:
-        return self._head.candidate_ids[self._index]
+        ids: Ids = self._head.candidate_ids[self._index]
+        return ids
 
     @property
     def candidate_logits(self) -> Floats:
-        return self._head.candidate_logits[self._index]
+        logits: Floats = self._head.candidate_logits[self._index]
+        return logits
 
     @property
     def gathered(self) -> float:
