@@ -21,12 +21,12 @@ class GrammarState(Protocol):
         ...
 
     def allows(self, token: int) -> bool:
-        """The same for one token, cheaper."""
+        """The same for one token, cheaper: ``allowed()[token]``."""
         ...
 
     def forced(self, most: int) -> list[int]:
-        """Tokens that spell what must come next whatever the model says; at most so many, perhaps none. A proposal:
-        other tokens that spell the same text are allowed too."""
+        """Tokens that must come next whatever the model says; at most so many, perhaps none. Each is the only one that
+        is allowed where it stands: where a text is certain, so is its spelling, the tokenizer's own."""
         ...
 
     def valid_prefix(self, tokens: list[int]) -> int:

@@ -20,6 +20,7 @@ from .grammar import Grammar
 from .json_schema import Schema, checked
 from .message import Tool
 from .tokenizer import Tokenizer
+from .tools import checked_tools
 
 _SPELLING = {
     "item_separator": ", ",
@@ -81,14 +82,15 @@ class GrammarCompiler:
         """Calls of ``tools`` as ``tools.CallReader`` reads them: one, or with ``parallel`` a list of them too. With
         ``text`` also any text that does not begin as a call does. Raises ``InputError``.
         """
+        if not tools:
+            raise InputError("tools: there are none to call", "tools")
         rules = [_FREE if text else _STRICT]
         # The opening is one lexeme: after a bracket of its own the free text would win, being longer.
         several = r' | "[{\"name\": " named "}" (", " call)* "]"' if parallel else ""
         rules += [f"calls: call{several}", r'call: "{\"name\": " named "}"']
         rules += ["named: " + " | ".join(f"named{index}" for index in range(len(tools)))]
-        for index, tool in enumerate(tools):
-            schema = checked(tool.parameters, f"tools: parameters of {tool.name!r}", "tools")
-            opening = _quoted(f'"{tool.name}", "parameters": ')
+        for index, (name, schema) in enumerate(checked_tools(tools)):
+            opening = _quoted(f'"{name}", "parameters": ')
             rules += [f"named{index}: {opening} given{index}", f"given{index}: %json {json.dumps(_spelt(schema))}"]
         return self._compile(json.dumps({"grammars": [{"lark_grammar": "\n".join(rules)}]}), "tools", "tools")
 
@@ -178,7 +180,14 @@ class _State:
         return self._allowed
 
     def allows(self, token: int) -> bool:
-        return self.valid_prefix([token]) == 1
+        if self._ended or self._matcher.is_stopped():
+            self._check()
+            return token in self._eos_ids
+        # As ``allowed``: where a spelling is forced, the others of the same text are not allowed.
+        forced = self._matcher.compute_ff_tokens()
+        fits = bool(token == forced[0] if forced else self._is_row(token) and self._matcher.validate_tokens([token]))
+        self._check()
+        return fits
 
     def forced(self, most: int) -> list[int]:
         if self._ended or most < 1:
@@ -188,26 +197,28 @@ class _State:
         return tokens[:most]
 
     def valid_prefix(self, tokens: list[int]) -> int:
-        if self._ended or self._matcher.is_stopped():
-            self._check()
-            return _leading(tokens, self._eos_ids)
-        text = next((i for i, token in enumerate(tokens) if not self._is_text(token)), len(tokens))
-        # The first end is the library's to judge; what may follow it are ends.
-        judged = tokens[: text + 1] if text < len(tokens) and tokens[text] in self._eos_ids else tokens[:text]
-        count: int = self._matcher.validate_tokens(judged)
-        self._check()
-        return count if count <= text else count + _leading(tokens[count:], self._eos_ids)
-
-    def _is_text(self, token: int) -> bool:
-        return 0 <= token < len(self._allowed) and token not in self._eos_ids
+        count = 0
+        for token in tokens:
+            if not self.allows(token):
+                break
+            self._take(token)
+            count += 1
+        self.rollback(count)
+        return count
 
     def accept(self, token: int) -> None:
         if not self.allows(token):
             raise ValueError(f"token {token} is not allowed here")
+        self._take(token)
+
+    def _take(self, token: int) -> None:
         if token in self._eos_ids:
             self._ended += 1
         elif not self._matcher.consume_token(token):
             self._check()
+
+    def _is_row(self, token: int) -> bool:
+        return 0 <= token < len(self._allowed)
 
     def rollback(self, count: int) -> None:
         ends = min(count, self._ended)
@@ -230,10 +241,6 @@ def _limits() -> Any:
 
     # Its longer messages hold the text that was generated.
     return llguidance.LLParserLimits(max_lexer_states=_LEXER_STATES, verbose_errors=False)
-
-
-def _leading(tokens: list[int], eos_ids: tuple[int, ...]) -> int:
-    return next((i for i, token in enumerate(tokens) if token not in eos_ids), len(tokens))
 
 
 def _spelt(schema: Schema) -> Schema:

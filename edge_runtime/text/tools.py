@@ -11,18 +11,16 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
-from ..errors import InputError, did_you_mean
-from .json_schema import MAX_BYTES, checked
+from ..errors import InputError
+from .json_schema import MAX_BYTES, Schema, checked
 from .message import Message, Tool, ToolCall
 
-MAX_TOOLS = 128
 OPENING = '{"name":'
 """What every call begins with; a list of calls has a bracket before it."""
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 _ASKED = """\
 You have access to functions. If you decide to invoke any of the function(s), you MUST put it in the format of
 {"name": function name, "parameters": dictionary of argument name and its value}
@@ -31,88 +29,21 @@ _SEVERAL = "To invoke several of them, put the calls in a list: [call, call]\n"
 _ALONE = "\nYou SHOULD NOT include any other text in the response if you call a function\n"
 
 
-@dataclass(frozen=True, slots=True)
-class ToolChoice:
-    mode: Literal["none", "auto", "required"]
-    only: str | None = None
-    """Of ``required``: the one tool that may be called."""
-
-    def offered(self, tools: Sequence[Tool]) -> tuple[Tool, ...]:
-        """The tools that an answer may call."""
-        if self.mode == "none":
-            return ()
-        return tuple(tool for tool in tools if self.only in (None, tool.name))
-
-
-def read_tools(given: object) -> tuple[Tool, ...]:
-    """OpenAI's ``tools``. Raises ``InputError``."""
-    if given is None:
-        return ()
-    if not isinstance(given, list):
-        raise InputError("tools must be a list", "tools")
-    if len(given) > MAX_TOOLS:
-        raise InputError(f"{len(given)} tools, at most {MAX_TOOLS} may be given", "tools")
-    tools = tuple(_read_tool(item, f"tools[{index}]") for index, item in enumerate(given))
-    names = [tool.name for tool in tools]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise InputError(f"tools: two functions are named {twice!r}", "tools")
+def checked_tools(tools: Sequence[Tool]) -> list[tuple[str, Schema]]:
+    """Names and schemas of arguments, for a grammar to be made of. Raises ``InputError`` in one line."""
+    checked_ones = []
+    for index, tool in enumerate(tools):
+        where = f"tools[{index}]"
+        if not _NAME.fullmatch(tool.name):
+            raise InputError(f"{where}: a name is 1 to 64 letters, digits, _ and -, not {tool.name!r}", "tools")
+        schema = checked(dict(tool.parameters), f"{where}: parameters of {tool.name!r}", "tools")
+        if schema.get("type", "object") != "object":
+            raise InputError(f"{where}: parameters of {tool.name!r} must be of type 'object'", "tools")
+        checked_ones.append((tool.name, {"type": "object", **schema}))
     size = len(json.dumps([_declaration(tool) for tool in tools]))
     if size > MAX_BYTES:
         raise InputError(f"tools: {size} bytes of JSON, at most {MAX_BYTES} are compiled", "tools")
-    return tools
-
-
-def _read_tool(given: object, where: str) -> Tool:
-    function = _fields(given, ("type", "function"), where)
-    if function.get("type") != "function":
-        raise InputError(f"{where}: type must be 'function', not {function.get('type')!r}", "tools")
-    fields = _fields(function.get("function"), ("name", "description", "parameters", "strict"), f"{where}: function")
-    name, description = fields.get("name"), fields.get("description") or ""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InputError(f"{where}: a name is 1 to 64 letters, digits, _ and -, not {name!r}", "tools")
-    if not isinstance(description, str):
-        raise InputError(f"{where}: description must be a string", "tools")
-    if not isinstance(fields.get("strict"), bool | None):
-        raise InputError(f"{where}: strict must be true or false", "tools")
-    parameters = fields.get("parameters")
-    schema = checked(_NOTHING if parameters is None else parameters, f"{where}: parameters of {name!r}", "tools")
-    if schema.get("type", "object") != "object":
-        raise InputError(f"{where}: parameters of {name!r} must be of type 'object'", "tools")
-    return Tool(name, description, {"type": "object", **schema})
-
-
-def _fields(given: object, known: Sequence[str], where: str) -> dict[str, Any]:
-    if not isinstance(given, dict):
-        raise InputError(f"{where} must be an object", "tools")
-    if other := next((key for key in given if key not in known), None):
-        raise InputError(f"{where}: unknown key {other!r}{did_you_mean(str(other), known)}", "tools")
-    return given
-
-
-def read_tool_choice(given: object, tools: Sequence[Tool]) -> ToolChoice:
-    """OpenAI's ``tool_choice``: none, auto, required or ``{"type": "function", "function": {"name": ...}}``. Raises
-    ``InputError``."""
-    if given is None:
-        return ToolChoice("auto" if tools else "none")
-    if given in ("none", "auto"):
-        return ToolChoice("none" if given == "none" or not tools else "auto")
-    name = _named(given)
-    if given != "required" and name is None:
-        raise InputError("tool_choice must be none, auto, required or name a function of tools", "tool_choice")
-    if not tools:
-        raise InputError("tool_choice asks for a call, but there are no tools", "tool_choice")
-    names = [tool.name for tool in tools]
-    if name is not None and name not in names:
-        raise InputError(f"tool_choice: no tool is named {name!r}{did_you_mean(name, names)}", "tool_choice")
-    return ToolChoice("required", name)
-
-
-def _named(given: object) -> str | None:
-    if not isinstance(given, dict) or set(given) != {"type", "function"} or given["type"] != "function":
-        return None
-    function = given["function"]
-    name = function.get("name") if isinstance(function, dict) else None
-    return name if isinstance(name, str) else None
+    return checked_ones
 
 
 # --- into a prompt --------------------------------------------------------------------------------
@@ -131,7 +62,7 @@ def without_tools(messages: Sequence[Message], tools: Sequence[Tool] = (), *, pa
         if message.role == "tool":
             call = message.tool_call_id or ""
             if call not in [open_.id for open_ in waiting] or call in results:
-                raise InputError(f"messages: no call waits for the result of {call!r}", "messages")
+                raise InputError(f"no call waits for the result of {call!r}", "messages")
             results[call] = message.content
             continue
         plain += _answered(waiting, results)
@@ -150,7 +81,7 @@ def _plain(message: Message) -> Message:
     if not message.tool_calls:
         return Message(role, message.content)
     if role != "assistant":
-        raise InputError(f"messages: a {message.role} makes no tool_calls", "messages")
+        raise InputError(f"a {message.role} makes no tool_calls", "messages")
     calls = [f'{OPENING} {json.dumps(c.name)}, "parameters": {c.arguments}}}' for c in message.tool_calls]
     spelt = calls[0] if len(calls) == 1 else f"[{', '.join(calls)}]"
     return Message(role, f"{message.content}\n{spelt}" if message.content else spelt)
@@ -159,7 +90,7 @@ def _plain(message: Message) -> Message:
 def _answered(calls: list[ToolCall], results: dict[str, str]) -> list[Message]:
     """The results in the order of their calls, as the user's turn that stands for them."""
     if missing := next((call.id for call in calls if call.id not in results), None):
-        raise InputError(f"messages: the call {missing!r} has no result", "messages")
+        raise InputError(f"the call {missing!r} has no result", "messages")
     outputs = [f"```tool_output\n{results[call.id]}\n```" for call in calls]
     return [Message("user", "\n".join(outputs))] if outputs else []
 
