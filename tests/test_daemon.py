@@ -86,7 +86,7 @@ def test_the_watchdog_is_fed_while_the_engine_moves_and_starves_while_it_hangs(
         for _ in range(3):
             running.until("WATCHDOG")  # idle
         with running.client() as client, client.stream_complete("Hi", max_tokens=500, temperature=0.0) as chunks:
-            next(iter(chunks))
+            next(chunks)
             gate.hold()
             # What is on its way may still come; then nothing, for several periods.
             assert running.silence_s(3.0)
@@ -232,11 +232,10 @@ def test_an_answer_that_runs_ends_on_the_model_that_it_began_on(tmp_path: Path, 
         running.ready()
         whole = client.complete("Hi", max_tokens=60, temperature=0.0).text
         with client.stream_complete("Hi", max_tokens=60, temperature=0.0) as chunks:
-            iterator = iter(chunks)
-            next(iterator)
+            next(chunks)
             write_config(config, tiny.bundle_without_draft())
             reload(running)
-            for _ in iterator:
+            for _ in chunks:
                 pass
             assert chunks.completion().text == whole
         assert running.stop() == 0
@@ -249,15 +248,14 @@ def test_running_answers_end_and_new_ones_are_refused(tmp_path: Path, config: Pa
     with daemon(tmp_path, config, gate=gate) as running, running.client() as client:
         running.ready()
         with client.stream_complete("Hi", max_tokens=40, temperature=0.0) as chunks:
-            iterator = iter(chunks)
-            next(iterator)
+            next(chunks)
             gate.hold()
             running.signal(signal.SIGTERM)
             running.until("STOPPING")
             assert_refused(running, "draining")
             assert client.status().state == "draining"
             gate.open()
-            for _ in iterator:
+            for _ in chunks:
                 pass
             done = chunks.completion()
         assert (count_of(done), done.finish_reason) == (40, "length")
@@ -270,14 +268,13 @@ def test_what_takes_longer_than_the_drain_is_broken_off(tmp_path: Path, config: 
     with daemon(tmp_path, config, gate=gate) as running, running.client() as client:
         running.ready()
         with client.stream_complete("Hi", max_tokens=400, temperature=0.0) as chunks:
-            iterator = iter(chunks)
-            next(iterator)
+            next(chunks)
             gate.hold()
             running.signal(signal.SIGTERM)
             running.until("STOPPING")
             gate.open()
             with pytest.raises(EdgeRuntimeError, match="the daemon stops"):
-                for _ in iterator:
+                for _ in chunks:
                     pass
         assert running.ends() == 0
         assert running.log_lines("drained complete=False")
@@ -288,7 +285,7 @@ def test_a_second_signal_ends_at_once(tmp_path: Path, config: Path, gate: Gate, 
     with daemon(tmp_path, config, gate=gate) as running, running.client() as client:
         running.ready()
         with client.stream_complete("Hi", max_tokens=400) as chunks:
-            next(iter(chunks))
+            next(chunks)
             gate.hold()
             running.signal(number)
             running.until("STOPPING")
@@ -302,7 +299,7 @@ def test_an_engine_that_hangs_does_not_keep_it_for_ever(tmp_path: Path, config: 
     with daemon(tmp_path, config, gate=gate) as running, running.client() as client:
         running.ready()
         with client.stream_complete("Hi", max_tokens=400) as chunks:
-            next(iter(chunks))
+            next(chunks)
             gate.hold()
             running.signal(signal.SIGTERM)
             assert running.ends() == 1
@@ -345,7 +342,7 @@ def test_a_client_that_leaves_frees_its_slot(tmp_path: Path, config: Path) -> No
         running.ready()
         for _ in range(5):
             with client.stream_complete("Hi", max_tokens=400, temperature=1.0) as chunks:
-                next(iter(chunks))
+                next(chunks)
         # The next one gets a slot, and by then the others are told of.
         client.complete("Hi", max_tokens=400, temperature=1.0)
         status = client.status()

@@ -14,7 +14,7 @@ import click
 import numpy as np
 from click.core import ParameterSource
 
-from ..client import Client, ConnectionLost, EdgeRuntimeError
+from ..client import ConnectionLost, EdgeRuntimeError
 from ..decoder import Decoder, Progress
 from ..engines.protocol import Ids
 from ..errors import ConfigError, EdgeError, InputError, did_you_mean
@@ -37,7 +37,7 @@ from .options import (
 )
 from .output import TextOutput
 from .progress import prefill_progress
-from .remote import RemoteTalk, asked
+from .remote import RemoteTalk, asked, daemon_at
 
 _RESET, _QUIT = "/reset", "/quit"
 _COMMAND = re.compile(r"/\w+")
@@ -81,9 +81,8 @@ def chat(said: click.Context, bundle: Path | None, socket: Path | None, system: 
 
 
 def _talk_with_daemon(socket: Path | None, system: str | None, given: dict[str, Any]) -> None:
-    sampling_params(given)  # wrong ones are told now, and not by the first turn
     options = asked(given)
-    with Client(socket) as client:
+    with daemon_at(socket) as client:
         model = client.status().model
         if model is None:
             # Told why, or waited for.

@@ -8,11 +8,14 @@ from typing import Any
 
 import click
 
-from ..client import Client, Completion
+from ..client import Completion
 from ..schema import plain
 from .options import prompt_options, read_prompt, sampling_options, socket_option
 from .output import TextOutput
-from .remote import asked
+from .remote import asked, daemon_at
+
+_UP_TO_THE_CONTEXT = 1 << 30
+"""OpenAI's default is 16, which is no answer to a person."""
 
 
 @click.command()
@@ -23,7 +26,8 @@ from .remote import asked
 def complete(socket: Path | None, prompt: str | None, prompt_file: Path | None, as_json: bool, **given: Any) -> None:
     """Continue a prompt by the daemon's model; the text goes to stdout as it is made."""
     text, options, output = read_prompt(prompt, prompt_file), asked(given), TextOutput()
-    with Client(socket) as client, client.stream_complete(text, **options) as chunks:
+    options.setdefault("max_tokens", _UP_TO_THE_CONTEXT)
+    with daemon_at(socket) as client, client.stream_complete(text, **options) as chunks:
         for chunk in chunks:
             if not as_json:
                 output.write(chunk.text)

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..client import Client, Completion
 from ..errors import ConfigError
-from .options import stop_strings
+from .options import sampling_params, stop_strings
 from .output import TextOutput
 
 if TYPE_CHECKING:
     from ..client.options import CompletionOptions
 
 
+@contextmanager
+def daemon_at(socket: Path | None) -> Iterator[Client]:
+    """A client that is patient with a daemon that loads or restarts, but not with one that is not there.
+
+    Raises ``NotReachable``.
+    """
+    with Client(socket) as client:
+        client.health()
+        yield client
+
+
 def asked(given: dict[str, Any]) -> CompletionOptions:
     """The sampling options of the command line as fields of a request. Raises ``InputError``."""
+    sampling_params(given)  # wrong ones are told now, by the same words as elsewhere
     if given["policy"] != "lossless":
         raise ConfigError("--policy threshold needs --bundle: a daemon is always lossless")
     options: CompletionOptions = {"temperature": given["temperature"]}

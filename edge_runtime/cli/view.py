@@ -38,12 +38,9 @@ def _rows(status: Status, width: int) -> Iterator[Text]:
     pairs = (("ttft", speed.ttft_ms_p50, speed.ttft_ms_p95), ("tpot", speed.tpot_ms_p50, speed.tpot_ms_p95))
     times = "  ".join(f"{name} {_number(median)}/{_number(high)} ms" for name, median, high in pairs)
     yield _row("speed", f"{speed.tokens_per_s:.1f} tok/s  {times}  (p50/p95)")
-    yield _row(
-        "requests",
-        f"{requests.running} running, {requests.waiting} of {requests.queue_limit} waiting  "
-        f"done {requests.finished}  failed {requests.failed}  cancelled {requests.cancelled}  "
-        f"refused {requests.refused}",
-    )
+    yield _row("requests", f"{requests.running} running, {requests.waiting} of {requests.queue_limit} waiting")
+    ends = ("finished", "failed", "cancelled", "refused")
+    yield _row("", "  ".join(f"{end} {getattr(requests, end)}" for end in ends))
     cached = f"{speed.cached_prompt_tokens} of them cached"
     yield _row("tokens", f"{speed.generated_tokens} made, {speed.prompt_tokens} read, {cached}")
     memory = status.memory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket as sockets
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -164,15 +164,17 @@ class Client:
 
 
 class Stream:
-    """An answer as it is made. Leaving the ``with`` block early cancels it at the daemon."""
+    """An answer as it is made: an iterator of chunks. Leaving the ``with`` block early cancels it at the daemon."""
 
     def __init__(self, client: Client, call: Call) -> None:
         self._client, self._call = client, call
         self._response: httpx.Response | None = None
+        self._chunks: Generator[Chunk, None, None] | None = None
         self._assembly = Assembly()
 
     def __enter__(self) -> Self:
         self._response = self._client._open(self._call, Patience(self._client._patience_s, time.monotonic()))
+        self._chunks = self._read(self._response)
         return self
 
     def __exit__(
@@ -181,15 +183,23 @@ class Stream:
         self.close()
 
     def close(self) -> None:
+        if self._chunks is not None:
+            self._chunks.close()
         if self._response is not None:
             self._response.close()
 
-    def __iter__(self) -> Iterator[Chunk]:
-        if self._response is None:
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Chunk:
+        if self._chunks is None:
             raise RuntimeError("a stream is opened by its with statement")
+        return next(self._chunks)
+
+    def _read(self, response: httpx.Response) -> Generator[Chunk, None, None]:
         events = exchange.Events()
         try:
-            for data in self._response.iter_raw():
+            for data in response.iter_raw():
                 for event in events.feed(data):
                     yield from self._assembly.add(event)
         except httpx.HTTPError as problem:

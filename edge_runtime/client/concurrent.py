@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -146,15 +146,17 @@ class AsyncClient:
 
 
 class AsyncStream:
-    """An answer as it is made. Leaving the ``async with`` block early cancels it at the daemon."""
+    """An answer as it is made: an iterator of chunks. Leaving the ``async with`` block early cancels it."""
 
     def __init__(self, client: AsyncClient, call: Call) -> None:
         self._client, self._call = client, call
         self._response: httpx.Response | None = None
+        self._chunks: AsyncGenerator[Chunk, None] | None = None
         self._assembly = Assembly()
 
     async def __aenter__(self) -> Self:
         self._response = await self._client._open(self._call, Patience(self._client._patience_s, time.monotonic()))
+        self._chunks = self._read(self._response)
         return self
 
     async def __aexit__(
@@ -163,15 +165,23 @@ class AsyncStream:
         await self.close()
 
     async def close(self) -> None:
+        if self._chunks is not None:
+            await self._chunks.aclose()
         if self._response is not None:
             await self._response.aclose()
 
-    async def __aiter__(self) -> AsyncIterator[Chunk]:
-        if self._response is None:
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        if self._chunks is None:
             raise RuntimeError("a stream is opened by its async with statement")
+        return await anext(self._chunks)
+
+    async def _read(self, response: httpx.Response) -> AsyncGenerator[Chunk, None]:
         events = exchange.Events()
         try:
-            async for data in self._response.aiter_raw():
+            async for data in response.aiter_raw():
                 for event in events.feed(data):
                     for chunk in self._assembly.add(event):
                         yield chunk
