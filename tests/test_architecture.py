@@ -72,8 +72,10 @@ HOMES: dict[str, tuple[str, ...]] = {
     "llguidance": ("edge_runtime/text/*",),
     "starlette": ("edge_runtime/server/*",),
     "uvicorn": ("edge_runtime/server/*",),
+    "h11": ("edge_runtime/server/*",),  # uvicorn brings it
     "prometheus_client": ("edge_runtime/server/*",),
     "httpx": ("edge_runtime/client/*",),
+    "typing_extensions": ("edge_runtime/client/*",),  # for the type checker only
     "jtop": ("edge_runtime/telemetry/*child*.py",),
     "onnx": ("export/*",),
     "ml_dtypes": ("export/*",),

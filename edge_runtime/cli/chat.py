@@ -62,7 +62,7 @@ class _Talk(Protocol):
 @click.option("--system", metavar="TEXT", help="Instruction ahead of the conversation.")
 @sampling_options
 @click.pass_context
-def chat(said: click.Context, bundle: Path | None, socket: Path | None, system: str | None, **given: Any) -> None:
+def chat(said: click.Context, /, bundle: Path | None, socket: Path | None, system: str | None, **given: Any) -> None:
     """Talk with an instruct model: a line is a turn. The daemon answers, or with --bundle this very process.
 
     /reset starts anew, /quit or the end of the input leaves, Ctrl-C ends an answer early. Only answers go to stdout.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,7 +53,7 @@ def asked(given: dict[str, Any]) -> CompletionOptions:
 class RemoteTalk:
     """One conversation. The daemon finds in its caches what it has read of it before."""
 
-    def __init__(self, client: Client, system: str | None, options: dict[str, Any], context: int | None) -> None:
+    def __init__(self, client: Client, system: str | None, options: Mapping[str, Any], context: int | None) -> None:
         self._client, self._options, self._context = client, options, context
         self._messages = [{"role": "system", "content": system}] if system else []
         self._output = TextOutput()
