@@ -79,22 +79,29 @@ class Decoder:
         return result
 
     def advance(self, session: Session) -> StepResult | None:
-        """One turn of a session among others: a chunk that its cache lacks (``None``), or a step.
+        """One turn of a session among others: a chunk that a cache lacks, its draft's too (``None``), or a step.
 
         The first step is the prefill's. An engine that fails leaves the text as it was: the turn may be repeated.
         """
         _refuse_finished(session)
         if session.length == session.prompt_len:
             return self._prefill_turn(session)
-        return None if self._fed_chunk(session) else self.step(session)
+        return None if self._fed_chunk(session) else self._turn(session)
 
     def step(self, session: Session) -> StepResult:
         """One step of a session; also the first, though ``prefill`` reports progress."""
-        started = self._clock()
         _refuse_finished(session)
+        while (result := self._turn(session)) is None:
+            pass
+        return result
+
+    def _turn(self, session: Session) -> StepResult | None:
+        started = self._clock()
         self._settle(session)
         kv_len = session.kv_len
         draft = self._drafting.draft(session)
+        if draft is None:
+            return None
         result = self._step(session, draft, started)
         session.totals.add(result)
         self._drafting.observe(session, draft, result, kv_len)
@@ -146,7 +153,7 @@ class Decoder:
         head_s = 0.0
         for _, seconds in walk.head_calls:
             head_s += seconds
-        engines_s = draft.draft_s + draft.catch_up_s + body_s + head_s
+        engines_s = draft.draft_s + draft.catch_up_s - draft.earlier_s + body_s + head_s
         assert walk.kind is not None  # the walk ends by one
         return StepResult(
             tokens=tuple(walk.tokens),

@@ -38,6 +38,8 @@ class Draft:
     a draw was refused depends on the draw, and must not bend the law."""
     caught_up: int = 0
     catch_up_s: float = 0.0
+    earlier_s: float = 0.0
+    """Of ``catch_up_s``, in turns before."""
     draft_s: float = 0.0
 
     @property
@@ -50,6 +52,15 @@ class Draft:
         return self.count > 0 and self.source not in (GRAMMAR, PREDICTION)
 
 
+@dataclass(frozen=True, slots=True)
+class Warming:
+    """A draft that waits until the drafter has caught up with its text."""
+
+    plan: LengthPlan
+    caught_up: int = 0
+    catch_up_s: float = 0.0
+
+
 class Drafting:
     """One drafter and one length policy, for the sessions of one target."""
 
@@ -59,35 +70,50 @@ class Drafting:
         self.drafter, self.length = drafter, length
         self._info, self._clock = target, clock
 
-    def draft(self, session: Session) -> Draft:
-        """For the next step of a session; its shaper, if any, stands behind the text."""
+    def draft(self, session: Session) -> Draft | None:
+        """For the next step of a session; its shaper, if any, stands behind the text.
+
+        ``None``: the drafter was fed a chunk of what it lacks, and there may be more. The session remembers.
+        """
         if session.max_draft_tokens == 0:
             return Draft(LengthPlan(0, "batched", "K=0: the request wants no drafts"))
         most = max(0, min(session.room, self._info.max_rows) - 1)
         if session.max_draft_tokens is not None:
             most = min(most, session.max_draft_tokens)
+        if session.warming is None:
+            free = self._free(session, most)
+            if free is not None:
+                return free
+        most = min(most, self.drafter.max_k)
+        if session.warming is None:
+            plan = self.length.plan(most, session.prompt_len, session.kv_len, session.drafting)
+            if min(plan.k, most) < 1:
+                return Draft(plan)
+            session.warming = Warming(plan)
+        draft = self._ask(session, session.warming, min(session.warming.plan.k, most))
+        return None if draft is None else _allowed(draft, session)
+
+    def _free(self, session: Session, most: int) -> Draft | None:
+        """What costs nothing to draft, if there is any."""
         forced = [] if session.shaper is None else session.shaper.forced(most)
         if forced:
             plan = LengthPlan(len(forced), "batched", "the grammar leaves no choice")
             return self._checked(Draft(plan, np.array(forced, np.int64), None, GRAMMAR))
-        if session.prediction is not None and most:
-            found = session.prediction.following(session.generated, most)
-            if len(found):
-                plan = self.length.plan(most, session.prompt_len, session.kv_len, session.predicting)
-                if plan.k > 0:
-                    return _allowed(Draft(plan, found[: plan.k], None, PREDICTION), session)
-        most = min(most, self.drafter.max_k)
-        plan = self.length.plan(most, session.prompt_len, session.kv_len, session.drafting)
-        k = min(plan.k, most)
-        return _allowed(self._ask(session, plan, k), session) if k > 0 else Draft(plan)
+        if session.prediction is None or not most:
+            return None
+        found = session.prediction.following(session.generated, most)
+        if not len(found):
+            return None
+        plan = self.length.plan(most, session.prompt_len, session.kv_len, session.predicting)
+        return _allowed(Draft(plan, found[: plan.k], None, PREDICTION), session) if plan.k > 0 else None
 
     def observe(self, session: Session, draft: Draft, result: StepResult, kv_len: int) -> None:
         """After the step that was planned with ``kv_len``."""
         state = session.predicting if draft.source == PREDICTION else session.drafting
         self.length.observe(result, kv_len, state)
 
-    def _ask(self, session: Session, plan: LengthPlan, k: int) -> Draft:
-        clock = self._clock
+    def _ask(self, session: Session, warming: Warming, k: int) -> Draft | None:
+        clock, plan, chunk = self._clock, warming.plan, self._info.max_rows
         context = DraftContext(
             tokens=session.tokens,
             slot=session.slot,
@@ -95,10 +121,15 @@ class Drafting:
             seed=session.seed,
             uniform=session.rng.random,
             stop_below=plan.stop_below,
+            patience=chunk,
         )
         started = clock()
-        caught_up = self.drafter.warm(context)
+        fed = self.drafter.warm(context)
         warmed = clock()
+        warming = Warming(plan, warming.caught_up + fed, warming.catch_up_s + warmed - started)
+        session.warming = warming if fed >= chunk else None
+        if session.warming is not None:
+            return None
         proposal = self.drafter.propose(context, k)
         done = clock()
         if len(proposal.tokens) > k:
@@ -109,8 +140,9 @@ class Drafting:
             laws=proposal.laws,
             source=proposal.source if len(proposal.tokens) else "",
             note=proposal.note,
-            caught_up=caught_up,
-            catch_up_s=warmed - started,
+            caught_up=warming.caught_up,
+            catch_up_s=warming.catch_up_s,
+            earlier_s=warming.catch_up_s - (warmed - started),
             draft_s=done - warmed,
         )
         return self._checked(draft)

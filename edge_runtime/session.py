@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,9 @@ from .sampling import SamplingParams
 from .shaper import shaper_for
 from .shaping import ShapingParams
 from .text.grammar import Grammar
+
+if TYPE_CHECKING:
+    from .drafting import Warming
 
 FinishReason = Literal["stop", "length"]
 Policy = Literal["lossless", "threshold"]
@@ -148,7 +151,7 @@ class Session:
     __slots__ = (
         "_buffer", "_logprobs", "drafting", "eos_ids", "finish_reason", "kv_len", "length", "limit", "max_draft_tokens",
         "params", "policy", "predicting", "prediction", "prefill_s", "prompt_len", "repeat_limit", "repetition", "rng",
-        "seed", "shaper", "slot", "threshold", "top_logprobs", "totals",
+        "seed", "shaper", "slot", "threshold", "top_logprobs", "totals", "warming",
     )  # fmt: skip
 
     def __init__(
@@ -224,6 +227,8 @@ class Session:
         self.drafting = TextState()
         """Of the length policy, on the drafter; the next one, on the prediction."""
         self.predicting = TextState(free_k=info.max_rows - 1)
+        self.warming: Warming | None = None
+        """A draft that is not made yet."""
         self.prefill_s = 0.0
         self.totals = Totals()
 

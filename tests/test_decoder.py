@@ -13,6 +13,7 @@ from edge_runtime.drafters.draft_model import DraftModel
 from edge_runtime.drafters.length import FixedLength, LengthPlan
 from edge_runtime.drafters.prompt_lookup import PromptLookup
 from edge_runtime.drafters.protocol import Drafter
+from edge_runtime.errors import EngineError
 from edge_runtime.ledger import TextState
 from edge_runtime.sampling import SamplingParams
 from edge_runtime.session import Session, StepResult, common_prefix
@@ -290,7 +291,8 @@ def test_a_draft_without_the_sessions_slot_says_so() -> None:
 def test_turns_of_two_sessions(k: int, max_rows: int) -> None:
     """A turn feeds one chunk or makes one step; also a cache that was lost in the middle of a text comes back so."""
     engine = FakeEngine(WHOLE, slots=2, max_rows=max_rows)
-    decoder = Decoder(engine, DraftModel(FakeEngine(WHOLE, slots=2), engine.info), FixedLength(k))
+    draft = FakeEngine(WHOLE, slots=2)
+    decoder = Decoder(engine, DraftModel(draft, engine.info), FixedLength(k))
     sessions = [Session(engine.info, prompt, GREEDY, max_tokens=20, slot=i) for i, prompt in enumerate([PROMPT, [8]])]
     turns = 0
     while open_sessions := [session for session in sessions if session.finish_reason is None]:
@@ -298,10 +300,10 @@ def test_turns_of_two_sessions(k: int, max_rows: int) -> None:
             turns += 1
             if turns in (17, 40):
                 session.kv_len = 0
-            before, length = len(engine.rows_of("forward")), session.length
+            calls, length = len(engine.calls) + len(draft.calls), session.length
             result = decoder.advance(session)
             if result is None:
-                assert len(engine.rows_of("forward")) == before + 1 and session.length == length
+                assert len(engine.calls) + len(draft.calls) == calls + 1 and session.length == length
             else:
                 assert session.tokens[length:].tolist() == list(result.tokens)
     for session in sessions:
@@ -311,6 +313,30 @@ def test_turns_of_two_sessions(k: int, max_rows: int) -> None:
         assert session.totals.accepted == session.totals.drafted
         with pytest.raises(ValueError, match="finished"):
             decoder.advance(session)
+
+
+@pytest.mark.parametrize("fail_after", [None, 0, 1, 2, 3])
+def test_a_draft_catches_up_in_turns_of_its_own(fail_after: int | None) -> None:
+    """A long prompt must not hold the others up twice, once for the target and once for the draft."""
+    text = plain(WHOLE, max_tokens=60).tokens.tolist()
+    engine, draft = FakeEngine(WHOLE, max_rows=8), FakeEngine(WHOLE, max_rows=8)
+    decoder = Decoder(engine, DraftModel(draft, engine.info), FixedLength(3))
+    session = Session(engine.info, text[:40], GREEDY, max_tokens=20)
+    decoder.prefill(session)
+    draft.fail_after = fail_after
+    results: list[StepResult | None] = []
+    while session.finish_reason is None:
+        try:
+            results.append(decoder.advance(session))
+        except EngineError:
+            assert fail_after is not None
+    first = next(result for result in results if result is not None)
+    assert results[:6] == [None] * 5 + [first], "five chunks of the prompt"
+    assert first.caught_up == 40 and first.times.overhead_s >= 0.0
+    assert None not in results[5:]
+    assert session.tokens.tolist() == text[:60]
+    assert session.totals.accepted == session.totals.drafted
+    assert max(draft.rows_of("forward")) <= 8
 
 
 @pytest.mark.parametrize("count", range(1, len(PROMPT) + 1))

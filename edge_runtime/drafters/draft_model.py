@@ -53,9 +53,11 @@ class DraftModel:
         count = len(context.tokens)
         if context.slot >= info.slots or count > info.capacity:
             return 0
-        if count - self._roll_back(context) <= _JOINED:
+        known = self._roll_back(context)
+        if count - known <= _JOINED:
             return 0
-        return self._feed(context, count - 1)
+        stop = count - 1 if context.patience is None else min(count - 1, known + context.patience)
+        return self._feed(context, stop)
 
     def propose(self, context: DraftContext, k: int) -> DraftProposal:
         info = self._engine.info

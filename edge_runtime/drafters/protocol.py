@@ -30,6 +30,8 @@ class DraftContext:
     """The next number in [0, 1)."""
     stop_below: float = 0.0
     """End the draft once the product of its own probabilities falls below; 0 never does."""
+    patience: int | None = None
+    """Most tokens that one call of ``warm`` feeds; ``None``: all."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,7 +64,7 @@ class Drafter(Protocol):
         ...
 
     def warm(self, context: DraftContext) -> int:
-        """Catch up with tokens that were committed without this drafter; how many it was fed."""
+        """Catch up with tokens that were committed without this drafter; how many it was fed, 0 once it has."""
         ...
 
     def propose(self, context: DraftContext, k: int) -> DraftProposal:
