@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import uvicorn
 from tiny_bundle import tiny_tokenizer
 
@@ -38,6 +37,7 @@ from edge_runtime.text.chat import ChatTemplate
 from edge_runtime.text.llguidance_grammar import GrammarCompiler
 from edge_runtime.text.tokenizer import Tokenizer
 
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 WAIT_S = 60.0
 """For what should be there at once, on a loaded machine."""
 EOS, END_OF_TURN = 1, 6
@@ -53,7 +53,8 @@ def tiny_model(place: Path, *, slots: int = 4, capacity: int = 512, name: str = 
     file = place / "tokenizer.model"
     file.write_bytes(tiny_tokenizer())
     tokenizer = Tokenizer(file)
-    engine = FakeEngine(FakeModel(vocab_size=VOCAB, order=2), capacity=capacity, slots=slots, max_rows=64, candidates=32)
+    fake = FakeModel(vocab_size=VOCAB, order=2)
+    engine = FakeEngine(fake, capacity=capacity, slots=slots, max_rows=64, candidates=32)
     decoder = Decoder(engine, PromptLookup(max_k=4), FixedLength(2), max_head_rows=5)
     served = Served(name, decoder, tokenizer.piece_bytes, (EOS, END_OF_TURN), engine.close)
     return Model(
@@ -264,5 +265,22 @@ def listening(service: Service, path: str) -> Iterator[Running]:
         assert not thread.is_alive()
 
 
-def ids(*tokens: int) -> Any:
-    return np.asarray(tokens, np.int64)
+def ask(run: Running, path: str, **fields: Any) -> Any:
+    """The JSON of an answer, or the events of a stream."""
+    body = {"messages": chat()["messages"], **fields} if path == CHAT else {"prompt": "x", **fields}
+    status, headers, answer = run.ask("POST", path, body)
+    assert status == 200, answer
+    if not fields.get("stream"):
+        return answer
+    assert headers["content-type"] == "text/event-stream; charset=utf-8"
+    return events(answer)
+
+
+def refused(run: Running, path: str, status: int, **fields: Any) -> dict[str, Any]:
+    body = {"messages": chat()["messages"], **fields} if path == CHAT else {"prompt": "x", **fields}
+    found, _, answer = run.ask("POST", path, body)
+    assert found == status, answer
+    error: dict[str, Any] = answer["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert "\n" not in error["message"]
+    return error

@@ -2,51 +2,35 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from server_runs import (
+    CHAT,
+    COMPLETIONS,
     END_OF_TURN,
     EOS,
     Puppet,
     Running,
+    ask,
     chat,
     events,
-    listening,
     parsed,
     piece,
     post,
     read_all,
-    read_until,
     result,
     running,
     say,
     tiny_model,
 )
 
-from edge_runtime.config import Config, ServerConfig
-from edge_runtime.errors import (
-    BundleError,
-    Cancelled,
-    DeadlineExceeded,
-    EngineError,
-    InputError,
-    PromptTooLong,
-    QueueFull,
-    Unavailable,
-)
-from edge_runtime.scheduler.request import Failed, Finished, Request, Sink, Started
-from edge_runtime.server.connection import Peer
-from edge_runtime.server.service import Model, Service, Standing
-
-STRANGER = Peer(54321, 1)
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+from edge_runtime.scheduler.request import Finished, Request, Sink, Started
+from edge_runtime.server.service import Model
 
 
 @pytest.fixture(scope="module")
@@ -63,35 +47,6 @@ def puppet() -> Puppet:
 def run(model: Model, puppet: Puppet, tmp_path: Path) -> Iterator[Running]:
     with running(model, puppet, tmp_path) as found:
         yield found
-
-
-def ask(run: Running, path: str, **fields: Any) -> Any:
-    """The JSON of an answer, or the events of a stream."""
-    body = {"messages": chat()["messages"], **fields} if path == CHAT else {"prompt": "x", **fields}
-    status, headers, answer = run.ask("POST", path, body)
-    assert status == 200, answer
-    if not fields.get("stream"):
-        return answer
-    assert headers["content-type"] == "text/event-stream; charset=utf-8"
-    return events(answer)
-
-
-def refused(run: Running, path: str, status: int, **fields: Any) -> dict[str, Any]:
-    body = {"messages": chat()["messages"], **fields} if path == CHAT else {"prompt": "x", **fields}
-    found, _, answer = run.ask("POST", path, body)
-    assert found == status, answer
-    error: dict[str, Any] = answer["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    assert "\n" not in error["message"]
-    return error
-
-
-def asked(run: Running, puppet: Puppet, path: str, **fields: Any) -> Request:
-    """What the scheduler is asked for, the first of it."""
-    first = len(puppet.asked)
-    puppet.answer = lambda request, sink: say(sink, "ok")
-    ask(run, path, **fields)
-    return puppet.asked[first][0]
 
 
 def test_a_chat(run: Running, puppet: Puppet) -> None:
@@ -211,156 +166,18 @@ def test_several_prompts(run: Running, puppet: Puppet) -> None:
     assert answer["usage"]["prompt_tokens"] == 10
 
 
-# --- what the scheduler is asked for --------------------------------------------------------------
-
-
-def test_fields_arrive(run: Running, puppet: Puppet) -> None:
-    request = asked(
-        run, puppet, CHAT, temperature=0.5, top_p=0.9, top_k=40, min_p=0.05, seed=7, stop=["a", "b"], max_tokens=9,
-        presence_penalty=0.5, frequency_penalty=-0.5, logit_bias={"10": -100, "0": 1.5}, priority=-1,
-        speculative={"max_draft_tokens": 3}, prediction={"type": "content", "content": "hi"},
-    )  # fmt: skip
-    assert (request.params.temperature, request.params.top_p) == (0.5, 0.9)
-    assert (request.params.top_k, request.params.min_p) == (40, 0.05)
-    assert (request.seed, request.stops, request.max_tokens, request.priority) == (7, ("a", "b"), 9, -1)
-    shaping = request.shaping
-    assert (shaping.presence_penalty, shaping.frequency_penalty) == (0.5, -0.5)
-    assert dict(shaping.logit_bias) == {10: -100.0, 0: 1.5}
-    assert request.max_draft_tokens == 3
-    assert request.prediction is not None and len(request.prediction) == 2
-    assert request.top_logprobs is None and request.grammar is None and request.deadline_s is None
-
-
-def test_defaults(run: Running, puppet: Puppet) -> None:
-    request = asked(run, puppet, CHAT)
-    assert (request.params.temperature, request.params.top_p, request.params.top_k, request.params.min_p) == (1, 1, 0, 0)
-    assert (request.max_tokens, request.seed, request.stops, request.max_draft_tokens) == (None, None, (), None)
-    assert asked(run, puppet, COMPLETIONS).max_tokens == 16
-
-
-@pytest.mark.parametrize(
-    ("fields", "max_tokens"),
-    [({"max_tokens": 5}, 5), ({"max_completion_tokens": 6}, 6), ({"max_tokens": 5, "max_completion_tokens": 6}, 6)],
-)
-def test_max_completion_tokens_wins(run: Running, puppet: Puppet, fields: dict[str, int], max_tokens: int) -> None:
-    assert asked(run, puppet, CHAT, **fields).max_tokens == max_tokens
-
-
-@pytest.mark.parametrize(
-    ("wish", "most"),
-    [
-        ({"enabled": False}, 0),
-        ({"enabled": False, "max_draft_tokens": 4}, 0),
-        ({"enabled": True}, None),
-        ({"enabled": True, "max_draft_tokens": 4}, 4),
-        ({"max_draft_tokens": 0}, 0),
-        ({}, None),
-    ],
-)
-def test_speculation_as_asked(run: Running, puppet: Puppet, wish: dict[str, Any], most: int | None) -> None:
-    assert asked(run, puppet, CHAT, speculative=wish).max_draft_tokens == most
-
-
-def test_choices_have_seeds_of_their_own(run: Running, puppet: Puppet) -> None:
-    """The first one that of a request for a single answer."""
-    asked(run, puppet, CHAT, seed=7, n=3)
-    assert [request.seed for request, _ in puppet.asked] == [7, 8, 9]
-
-
-def test_a_deadline_counts_from_now(run: Running, puppet: Puppet) -> None:
-    before = run.service.clock()
-    deadline_s = asked(run, puppet, CHAT, timeout_ms=5000).deadline_s
-    assert deadline_s is not None
-    assert before + 5.0 <= deadline_s <= run.service.clock() + 5.0
-
-
-def test_a_conversation_becomes_a_prompt(run: Running, puppet: Puppet, model: Model) -> None:
-    said = [
-        {"role": "developer", "content": "Be brief."},
-        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-        {"role": "assistant", "content": "c"},
-        {"role": "user", "content": "<end_of_turn>"},
-    ]
-    request = asked(run, puppet, CHAT, messages=said)
-    assert request.prompt.dtype == np.int64
-    prompt = request.prompt.tolist()
-    # What a user types is no control piece: three turns of ours, or with a system turn of its own four.
-    turns = prompt.count(END_OF_TURN)
-    assert turns in (3, 4)
-    _, _, counted = run.ask("POST", "/v1/tokenize", {"messages": said})
-    assert (counted["tokens"], counted["count"]) == (prompt, len(prompt))
-
-
-def test_token_ids_as_a_prompt(run: Running, puppet: Puppet) -> None:
-    assert asked(run, puppet, COMPLETIONS, prompt=[2, 300, 301]).prompt.tolist() == [2, 300, 301]
-    assert asked(run, puppet, COMPLETIONS, prompt=[[2, 300]]).prompt.tolist() == [2, 300]
-
-
-@pytest.mark.parametrize("prompt", [[], [[]], [512], [-1], [2.5], [True], [2, "x"], ["x", 2], [[2], 2], [None], [{}]])
-def test_prompts_that_are_none(run: Running, prompt: Any) -> None:
-    assert refused(run, COMPLETIONS, 400, prompt=prompt)["param"] == "prompt"
-
-
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"logit_bias": {"512": 1}}, "logit_bias"),
-        ({"logit_bias": {"-1": 1}}, "logit_bias"),
-        ({"logit_bias": {"05": 1}}, "logit_bias"),
-        ({"logit_bias": {"\u0665": 1}}, "logit_bias"),
-        ({"stop": ""}, "stop"),
-        ({"stop": ["a", ""]}, "stop"),
-        ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format.json_schema.schema"),
-        ({"response_format": {"type": "text", "json_schema": {"name": "x"}}}, "response_format.json_schema"),
-    ],
-)
-def test_what_belongs_not_together(run: Running, path: str, fields: dict[str, Any], param: str) -> None:
-    assert refused(run, path, 400, **fields)["param"] == param
+# --- tools ----------------------------------------------------------------------------------------------------
 
 
 FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"top_logprobs": 3}, "top_logprobs"),
-        ({"messages": [{"role": "user"}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": "x", "name": "ada"}]}, "messages[0].name"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
-        ({"messages": [{"role": "user", "content": "x", "tool_call_id": "1"}]}, "messages[0].tool_call_id"),
-        ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "messages"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tools": [FUNCTION, FUNCTION]}, "tools"),
-        (
-            {"tools": [FUNCTION], "tool_choice": {"type": "function", "function": {"name": "g"}}},
-            "tool_choice.function.name",
-        ),
-        ({"tools": [FUNCTION], "response_format": {"type": "json_object"}}, "response_format"),
-    ],
-)
-def test_what_belongs_not_together_in_a_chat(run: Running, fields: dict[str, Any], param: str) -> None:
-    assert refused(run, CHAT, 400, **fields)["param"] == param
-
-
-def test_too_many_answers(run: Running) -> None:
-    assert refused(run, COMPLETIONS, 400, prompt=["a"] * 65, n=2)["param"] == "n"
-
-
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-def test_structured_output_has_a_grammar(run: Running, puppet: Puppet, path: str) -> None:
-    assert asked(run, puppet, path, response_format={"type": "json_object"}).grammar is not None
-    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
-    grammar = asked(run, puppet, path, response_format=form).grammar
-    assert grammar is not None
-    assert grammar.start().forced(8)
-
-
-# --- tools ----------------------------------------------------------------------------------------
+def asked(run: Running, puppet: Puppet, path: str, **fields: Any) -> Request:
+    """What the scheduler is asked for, the first of it."""
+    first = len(puppet.asked)
+    puppet.answer = lambda request, sink: say(sink, "ok")
+    ask(run, path, **fields)
+    return puppet.asked[first][0]
 
 
 CALL = '{"name": "f", "parameters": {"x": 1}}'
@@ -437,7 +254,7 @@ def speak(model: Model, *pieces: tuple[str, tuple[int, ...], str | None]) -> Cal
         for text, tokens, reason in pieces:
             count = request.top_logprobs or 0
             top = tuple(tuple((token + other, -0.5 - other) for other in range(count)) for token in tokens)
-            sink(piece(text, tokens=tokens, reason=reason, **({"top": top} if request.top_logprobs is not None else {})))
+            sink(piece(text, tokens=tokens, reason=reason, top=None if request.top_logprobs is None else top))
         sink(Finished(result("", pieces[-1][2])))
 
     return answer
@@ -533,219 +350,3 @@ def test_control_pieces_are_never_shown(run: Running, puppet: Puppet, model: Mod
     for path, fields in ((CHAT, {"logprobs": True, "top_logprobs": 2}), (COMPLETIONS, {"logprobs": 2})):
         answer_text = json.dumps(ask(run, path, **fields))
         assert "end_of_turn" not in answer_text and "<eos>" not in answer_text
-
-
-# --- errors ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    ("error", "status", "code"),
-    [
-        (InputError("stop: no", "stop"), 400, "invalid_value"),
-        (PromptTooLong("the prompt has 9 tokens"), 413, "context_length_exceeded"),
-        (QueueFull("64 requests wait", 2.5), 429, "queue_full"),
-        (Unavailable("draining", 7.0), 503, "unavailable"),
-    ],
-)
-def test_what_the_scheduler_refuses(
-    run: Running, puppet: Puppet, stream: bool, error: Any, status: int, code: str
-) -> None:
-    puppet.refusal = error
-    found, headers, body = run.ask("POST", CHAT, chat(stream=stream))
-    assert (found, body["error"]["code"], body["error"]["message"]) == (status, code, str(error))
-    assert body["error"]["param"] == getattr(error, "param", None)
-    if isinstance(error, Unavailable):
-        assert headers["retry-after"] == {2.5: "3", 7.0: "7"}[error.retry_after_s]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    ("error", "status"),
-    [
-        (DeadlineExceeded("5 ms were not enough"), 504),
-        (Cancelled("the daemon stops"), 499),
-        (EngineError("out of memory"), 500),
-        (Unavailable("too hot"), 503),
-    ],
-)
-def test_an_answer_that_never_began(run: Running, puppet: Puppet, stream: bool, error: Any, status: int) -> None:
-    puppet.answer = lambda request, sink: sink(Failed(error))
-    assert refused(run, CHAT, status, stream=stream)["message"] == str(error)
-
-
-def test_a_stream_that_breaks_off(run: Running, puppet: Puppet) -> None:
-    def answer(request: Request, sink: Sink) -> None:
-        sink(Started(0.0, 5, 0))
-        sink(piece("He"))
-        sink(Failed(EngineError("out of memory")))
-
-    puppet.answer = answer
-    status, _, body = run.ask("POST", CHAT, chat(stream=True))
-    *_, text, error = events(body)
-    assert (status, text["choices"][0]["delta"]) == (200, {"content": "He"})
-    assert error == {"error": {"message": "out of memory", "type": "server_error", "param": None, "code": None}}
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_one_choice_that_fails_ends_them_all(run: Running, puppet: Puppet, stream: bool) -> None:
-    with run.connect() as connection:
-        connection.sendall(post(CHAT, chat(n=3, stream=stream), connection="close"))
-        puppet.wait(3)
-        for _, sink in puppet.asked:
-            sink(Started(0.0, 5, 0))
-        if stream:
-            read_until(connection, b"assistant")
-        puppet.asked[1][1](Failed(EngineError("out of memory")))
-        assert b"out of memory" in read_all(connection)
-    puppet.wait_cancelled(3)
-
-
-def test_paths_and_methods(run: Running) -> None:
-    status, _, body = run.ask("GET", "/v1/model")
-    assert (status, body["error"]["code"]) == (404, "unknown_path")
-    assert "did you mean '/v1/models'" in body["error"]["message"]
-    assert run.ask("GET", "/v1/models/")[0] == 404
-    status, headers, body = run.ask("GET", CHAT)
-    assert (status, body["error"]["code"], headers["allow"]) == (405, "method_not_allowed", "POST")
-
-
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/tokenize"])
-def test_an_unknown_model(run: Running, path: str) -> None:
-    error = refused(run, path, 404, model="gpt-4o") if path != "/v1/tokenize" else None
-    if error is None:
-        status, _, body = run.ask("POST", path, {"prompt": "x", "model": "gpt-4o"})
-        assert status == 404
-        error = body["error"]
-    assert (error["code"], error["param"]) == ("model_not_found", "model")
-    assert "'tiny'" in error["message"]
-
-
-def test_models(run: Running, model: Model) -> None:
-    listed = run.ask("GET", "/v1/models")[2]
-    assert (listed["object"], [one["id"] for one in listed["data"]]) == ("list", ["tiny"])
-    assert run.ask("GET", "/v1/models/tiny")[2] == listed["data"][0]
-    assert run.ask("GET", "/v1/models/tiny/x")[0] == 404
-
-
-def test_a_model_without_a_template(model: Model, puppet: Puppet, tmp_path: Path) -> None:
-    with running(replace(model, template=None), puppet, tmp_path) as run:
-        assert refused(run, CHAT, 400)["param"] == "messages"
-
-
-@pytest.mark.parametrize("body", [{}, {"prompt": "x", "messages": [{"role": "user", "content": "x"}]}])
-def test_tokenize_needs_one_of_two(run: Running, body: Any) -> None:
-    assert run.ask("POST", "/v1/tokenize", body)[0] == 400
-
-
-# --- the service ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("state", ["loading", "draining", "failed"])
-def test_a_service_that_is_not_ready(tmp_path: Path, state: Any) -> None:
-    config = Config(bundle="b", server=ServerConfig(socket="x"))
-    with listening(Service(config, Standing(state, "because")), str(tmp_path / "api.sock")) as run:
-        for method, path, body in (("GET", "/health", None), ("POST", CHAT, chat()), ("GET", "/v1/models", None)):
-            status, headers, answer = run.ask(method, path, body)
-            assert (status, answer["error"]["code"], headers["retry-after"]) == (503, "unavailable", "1")
-            assert "because" in answer["error"]["message"]
-        status, _, told = run.ask("GET", "/v1/status")
-        assert (status, told["state"], told["reason"], told["model"]) == (200, state, "because", None)
-        text = run.ask("GET", "/metrics")[2]
-        assert f'edge_runtime_state{{state="{state}"}} 1.0' in text
-        # A wrong body is told first: it will still be wrong when the model is there.
-        assert run.ask("POST", CHAT, chat(n=0))[0] == 400
-
-
-def test_status(run: Running, model: Model) -> None:
-    told = run.ask("GET", "/v1/status")[2]
-    assert (told["state"], told["reason"], told["model"]["name"]) == ("ready", "", "tiny")
-    assert told["speculation"]["acceptance_by_position"] == [0.8, 0.6]
-    assert told["board"]["power_mw"] is None and told["memory"]["now_bytes"] > 0
-
-
-def test_metrics(run: Running, puppet: Puppet) -> None:
-    puppet.answer = lambda request, sink: say(sink, "secret")
-    ask(run, CHAT, messages=[{"role": "user", "content": "secret"}])
-    puppet.answer = lambda request, sink: sink(Failed(EngineError("x")))
-    refused(run, CHAT, 500)
-    status, headers, text = run.ask("GET", "/metrics")
-    assert (status, headers["content-type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
-    assert "secret" not in text
-    found = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-    for name, value in {
-        "num_requests_running": 1.0,
-        "num_requests_waiting": 2.0,
-        "spec_decode_num_drafts_total": 5.0,
-        "spec_decode_num_draft_tokens_total": 10.0,
-        "spec_decode_num_accepted_tokens_total": 7.0,
-        'spec_decode_num_accepted_tokens_per_pos_total{position="1"}': 3.0,
-        "prompt_tokens_total": 30.0,
-        "generation_tokens_total": 20.0,
-        "prefix_cache_queries_total": 30.0,
-        "prefix_cache_hits_total": 10.0,
-        "kv_slots_used": 1.0,
-        'request_success_total{finished_reason="stop"}': 1.0,
-        'request_success_total{finished_reason="error"}': 1.0,
-        "time_to_first_token_seconds_count": 1.0,
-        "time_per_output_token_seconds_count": 1.0,
-        "e2e_request_latency_seconds_count": 1.0,
-    }.items():
-        assert float(found[f"edge_runtime_{name}"]) == value, name
-    assert not any("power" in name or "temperature" in name for name in found)
-
-
-def test_a_bundle_is_swapped(run: Running, tmp_path: Path) -> None:
-    asked_for: list[Path] = []
-
-    async def swap(path: Path) -> None:
-        await asyncio.sleep(0)
-        asked_for.append(path)
-        if path.name == "broken":
-            raise BundleError(f"no bundle at {path}")
-
-    assert run.ask("POST", "/v1/admin/bundle", {"path": "/bundles/new"})[0] == 404
-    run.service.swap = swap
-    status, _, told = run.ask("POST", "/v1/admin/bundle", {"path": "/bundles/new"})
-    assert (status, told["state"], asked_for) == (200, "ready", [Path("/bundles/new")])
-    status, _, body = run.ask("POST", "/v1/admin/bundle", {"path": "/bundles/broken"})
-    assert (status, body["error"]["message"]) == (400, "no bundle at /bundles/broken")
-    for wrong in ({"path": "new"}, {"path": ""}, {}, {"path": "/a\0b"}, {"pth": "/x"}):
-        assert run.ask("POST", "/v1/admin/bundle", wrong)[0] == 400
-    assert len(asked_for) == 2
-
-
-def test_only_its_own_user_swaps_a_bundle(run: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge_runtime.server.connection._peer", lambda transport: STRANGER)
-    status, _, body = run.ask("POST", "/v1/admin/bundle", {"path": "/x"})
-    assert (status, body["error"]["type"]) == (403, "permission_error")
-    assert str(STRANGER.uid) in body["error"]["message"]
-
-
-def test_a_bug_is_one_line_too(run: Running, puppet: Puppet, caplog: pytest.LogCaptureFixture) -> None:
-    puppet.refusal = ZeroDivisionError("secret")  # type: ignore[assignment]
-    status, _, body = run.ask("POST", CHAT, chat())
-    assert (status, body["error"]["type"]) == (500, "server_error")
-    assert "secret" not in json.dumps(body)
-
-
-def test_the_description_names_every_path_and_field(run: Running) -> None:
-    told = run.ask("GET", "/openapi.json")[2]
-    assert told["openapi"].startswith("3.1")
-    assert {CHAT, COMPLETIONS, "/v1/models", "/v1/models/{name}", "/health", "/metrics"} <= set(told["paths"])
-    fields = told["components"]["schemas"]["ChatRequest"]
-    assert {"messages", "stream", "speculative", "top_k", "timeout_ms"} <= set(fields["properties"])
-    assert fields["additionalProperties"] is False
-    references = set(_references(told))
-    assert references <= {f"#/components/schemas/{name}" for name in told["components"]["schemas"]}
-
-
-def _references(data: Any) -> Iterator[str]:
-    if isinstance(data, dict):
-        if isinstance(data.get("$ref"), str):
-            yield data["$ref"]
-        for value in data.values():
-            yield from _references(value)
-    elif isinstance(data, list):
-        for value in data:
-            yield from _references(value)

@@ -69,7 +69,8 @@ def one_response(connection: socket.socket) -> tuple[int, dict[str, str], Any]:
     """With a content-length; the connection stays."""
     head = read_until(connection, b"\r\n\r\n")
     head, _, body = head.partition(b"\r\n\r\n")
-    length = int(next(line.split(b": ")[1] for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")))
+    lines = head.lower().split(b"\r\n")
+    length = int(next(line.split(b": ")[1] for line in lines if line.startswith(b"content-length")))
     while len(body) < length:
         body += connection.recv(length - len(body))
     assert len(body) == length
@@ -87,17 +88,16 @@ def test_slow_headers_are_given_up(start: Start) -> None:
 
 def test_a_drip_does_not_prolong_the_time(start: Start) -> None:
     """A byte now and then keeps a timeout between bytes from passing, but not one for the whole request."""
-    with start(read_timeout_s=SOON).connect() as connection:
-        with contextlib.suppress(ConnectionError):
-            connection.sendall(b"GET /health HTTP/1.1\r\n")
-            for _ in range(10_000):
-                connection.sendall(b"x: y\r\n")
-                connection.settimeout(0.01)
-                with contextlib.suppress(TimeoutError):
-                    if connection.recv(1):
-                        break
-            else:
-                pytest.fail("never given up")
+    with start(read_timeout_s=SOON).connect() as connection, contextlib.suppress(ConnectionError):
+        connection.sendall(b"GET /health HTTP/1.1\r\n")
+        for _ in range(10_000):
+            connection.sendall(b"x: y\r\n")
+            connection.settimeout(0.01)
+            with contextlib.suppress(TimeoutError):
+                if connection.recv(1):
+                    break
+        else:
+            pytest.fail("never given up")
 
 
 def test_a_silent_connection_is_given_up(start: Start) -> None:

@@ -129,7 +129,9 @@ def test_known_but_unsupported_fields(field: str, neutral: Any, asking: Any) -> 
     assert (found.param, str(found)) == (field, f"{field} is not supported")
 
 
-@pytest.mark.parametrize(("field", "neutral", "asking"), [("echo", False, True), ("suffix", "", "x"), ("best_of", 1, 2)])
+@pytest.mark.parametrize(
+    ("field", "neutral", "asking"), [("echo", False, True), ("suffix", "", "x"), ("best_of", 1, 2)]
+)
 def test_unsupported_fields_of_completions(field: str, neutral: Any, asking: Any) -> None:
     parse(CompletionRequest, json.dumps({"prompt": "x", field: neutral}).encode())
     assert problem(json.dumps({"prompt": "x", field: asking}).encode(), CompletionRequest).param == field
@@ -215,7 +217,9 @@ def test_bodies_of_other_types(kind: str) -> None:
     assert Problem.of(caught.value).status == 415
 
 
-@pytest.mark.parametrize("kind", ["application/json", "Application/JSON; charset=utf-8", "application/problem+json", ""])
+@pytest.mark.parametrize(
+    "kind", ["application/json", "Application/JSON; charset=utf-8", "application/problem+json", ""]
+)
 def test_types_that_are_json(kind: str) -> None:
     assert read([part(b"{}")], content_type=kind) == b"{}"
 

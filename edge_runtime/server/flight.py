@@ -6,6 +6,7 @@ The engine never waits for a client: what it sends is queued here, and no more o
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Sequence
 from types import TracebackType
@@ -57,11 +58,9 @@ class Flight:
 
     def _sink(self, loop: asyncio.AbstractEventLoop, index: int) -> Sink:
         def sink(event: Event) -> None:
-            try:
+            # A loop that is closed raises: the daemon stops, and nobody listens.
+            with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._events.put_nowait, (index, event, time.monotonic()))
-            except RuntimeError:
-                # The loop is closed: the daemon stops, and nobody listens.
-                pass
 
         return sink
 

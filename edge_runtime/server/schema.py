@@ -1,4 +1,4 @@
-"""What requests look like: OpenAI's fields and ours, as types. Knows no model; the OpenAPI description is made of these.
+"""What requests look like: OpenAI's fields and ours, as types. Knows no model; ``openapi`` describes them.
 
 Every field may be left out or null where it has a default. Fields that OpenAI knows and this daemon does not stand in
 ``NEUTRAL``: they are taken only with a value that asks for nothing.
@@ -27,36 +27,36 @@ class Strict(Struct, frozen=True, forbid_unknown_fields=True):
     """An object of which nothing is ignored."""
 
 
-class StreamOptions(Strict):
+class StreamOptions(Strict, frozen=True):
     include_usage: bool | None = None
 
 
-class Speculative(Strict):
+class Speculative(Strict, frozen=True):
     """Ours: how this request is drafted for. Its text is the same law either way."""
 
     enabled: bool | None = None
     max_draft_tokens: Annotated[int, Meta(ge=0, le=1 << 16)] | None = None
 
 
-class ContentPart(Strict):
+class ContentPart(Strict, frozen=True):
     """Only text is read; parts of other types are refused by name."""
 
     text: str
     type: Literal["text"] = "text"
 
 
-class FunctionCall(Strict):
+class FunctionCall(Strict, frozen=True):
     name: str
     arguments: str
 
 
-class ToolCall(Strict):
+class ToolCall(Strict, frozen=True):
     id: str
     function: FunctionCall
     type: Literal["function"] = "function"
 
 
-class ChatMessage(Strict):
+class ChatMessage(Strict, frozen=True):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
     tool_calls: list[ToolCall] | None = None
@@ -65,7 +65,7 @@ class ChatMessage(Strict):
     """Of the function, in an answer of a tool; refused elsewhere, since Gemma's turns have no names."""
 
 
-class Function(Strict):
+class Function(Strict, frozen=True):
     name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -73,21 +73,21 @@ class Function(Strict):
     """Arguments always follow their schema."""
 
 
-class Tool(Strict):
+class Tool(Strict, frozen=True):
     function: Function
     type: Literal["function"] = "function"
 
 
-class NamedFunction(Strict):
+class NamedFunction(Strict, frozen=True):
     name: str
 
 
-class NamedTool(Strict):
+class NamedTool(Strict, frozen=True):
     function: NamedFunction
     type: Literal["function"] = "function"
 
 
-class JsonSchema(Strict):
+class JsonSchema(Strict, frozen=True):
     name: Annotated[str, Meta(min_length=1, max_length=64)]
     schema: dict[str, Any] | bool | None = None
     description: str | None = None
@@ -95,17 +95,17 @@ class JsonSchema(Strict):
     """Answers always follow the schema."""
 
 
-class ResponseFormat(Strict):
+class ResponseFormat(Strict, frozen=True):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
-class Prediction(Strict):
+class Prediction(Strict, frozen=True):
     content: str | list[ContentPart]
     type: Literal["content"] = "content"
 
 
-class Common(Strict, kw_only=True):
+class Common(Strict, frozen=True, kw_only=True):
     """Of both endpoints."""
 
     model: str | None = None
@@ -139,7 +139,7 @@ class Common(Strict, kw_only=True):
     service_tier: Literal["auto", "default"] | None = None
 
 
-class ChatRequest(Common, kw_only=True):
+class ChatRequest(Common, frozen=True, kw_only=True):
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
     max_completion_tokens: Count | None = None
     """Wins over ``max_tokens``."""
@@ -150,13 +150,13 @@ class ChatRequest(Common, kw_only=True):
     parallel_tool_calls: bool | None = None
 
 
-class CompletionRequest(Common, kw_only=True):
+class CompletionRequest(Common, frozen=True, kw_only=True):
     prompt: str | list[Any]
     """A text, token ids, or a list of either."""
     logprobs: Annotated[int, Meta(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
 
 
-class TokenizeRequest(Strict, kw_only=True):
+class TokenizeRequest(Strict, frozen=True, kw_only=True):
     """Ours: the ids that a text or a conversation has as a prompt."""
 
     model: str | None = None
@@ -164,7 +164,7 @@ class TokenizeRequest(Strict, kw_only=True):
     messages: Annotated[list[ChatMessage], Meta(min_length=1)] | None = None
 
 
-class BundleRequest(Strict):
+class BundleRequest(Strict, frozen=True):
     path: Annotated[str, Meta(min_length=1)]
 
 

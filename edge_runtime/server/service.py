@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 State = Literal["loading", "ready", "draining", "failed"]
 Swap = Callable[[Path], Awaitable[None]]
-"""Serve the bundle of this directory from now on. Returns once it serves; an ``EdgeError`` leaves the old one serving."""
+"""Serve the bundle of this directory from now on. Returns once it is served; an ``EdgeError`` leaves the old one."""
 
 
 class Turns(Protocol):

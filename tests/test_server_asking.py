@@ -1,0 +1,199 @@
+"""What a request asks the scheduler for, and which ones ask for nothing that makes sense."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from server_runs import (
+    CHAT,
+    COMPLETIONS,
+    END_OF_TURN,
+    Puppet,
+    Running,
+    ask,
+    refused,
+    running,
+    say,
+    tiny_model,
+)
+
+from edge_runtime.sampling import SamplingParams
+from edge_runtime.scheduler.request import Request
+from edge_runtime.server.service import Model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def puppet() -> Puppet:
+    return Puppet()
+
+
+@pytest.fixture
+def run(model: Model, puppet: Puppet, tmp_path: Path) -> Iterator[Running]:
+    with running(model, puppet, tmp_path) as found:
+        yield found
+
+
+def asked(run: Running, puppet: Puppet, path: str, **fields: Any) -> Request:
+    """What the scheduler is asked for, the first of it."""
+    first = len(puppet.asked)
+    puppet.answer = lambda request, sink: say(sink, "ok")
+    ask(run, path, **fields)
+    return puppet.asked[first][0]
+
+
+def test_fields_arrive(run: Running, puppet: Puppet) -> None:
+    request = asked(
+        run, puppet, CHAT, temperature=0.5, top_p=0.9, top_k=40, min_p=0.05, seed=7, stop=["a", "b"], max_tokens=9,
+        presence_penalty=0.5, frequency_penalty=-0.5, logit_bias={"10": -100, "0": 1.5}, priority=-1,
+        speculative={"max_draft_tokens": 3}, prediction={"type": "content", "content": "hi"},
+    )  # fmt: skip
+    assert (request.params.temperature, request.params.top_p) == (0.5, 0.9)
+    assert (request.params.top_k, request.params.min_p) == (40, 0.05)
+    assert (request.seed, request.stops, request.max_tokens, request.priority) == (7, ("a", "b"), 9, -1)
+    shaping = request.shaping
+    assert (shaping.presence_penalty, shaping.frequency_penalty) == (0.5, -0.5)
+    assert dict(shaping.logit_bias) == {10: -100.0, 0: 1.5}
+    assert request.max_draft_tokens == 3
+    assert request.prediction is not None and len(request.prediction) == 2
+    assert request.top_logprobs is None and request.grammar is None and request.deadline_s is None
+
+
+def test_defaults(run: Running, puppet: Puppet) -> None:
+    request = asked(run, puppet, CHAT)
+    assert request.params == SamplingParams()
+    assert (request.max_tokens, request.seed, request.stops, request.max_draft_tokens) == (None, None, (), None)
+    assert asked(run, puppet, COMPLETIONS).max_tokens == 16
+
+
+@pytest.mark.parametrize(
+    ("fields", "max_tokens"),
+    [({"max_tokens": 5}, 5), ({"max_completion_tokens": 6}, 6), ({"max_tokens": 5, "max_completion_tokens": 6}, 6)],
+)
+def test_max_completion_tokens_wins(run: Running, puppet: Puppet, fields: dict[str, int], max_tokens: int) -> None:
+    assert asked(run, puppet, CHAT, **fields).max_tokens == max_tokens
+
+
+@pytest.mark.parametrize(
+    ("wish", "most"),
+    [
+        ({"enabled": False}, 0),
+        ({"enabled": False, "max_draft_tokens": 4}, 0),
+        ({"enabled": True}, None),
+        ({"enabled": True, "max_draft_tokens": 4}, 4),
+        ({"max_draft_tokens": 0}, 0),
+        ({}, None),
+    ],
+)
+def test_speculation_as_asked(run: Running, puppet: Puppet, wish: dict[str, Any], most: int | None) -> None:
+    assert asked(run, puppet, CHAT, speculative=wish).max_draft_tokens == most
+
+
+def test_choices_have_seeds_of_their_own(run: Running, puppet: Puppet) -> None:
+    """The first one that of a request for a single answer."""
+    asked(run, puppet, CHAT, seed=7, n=3)
+    assert [request.seed for request, _ in puppet.asked] == [7, 8, 9]
+
+
+def test_a_deadline_counts_from_now(run: Running, puppet: Puppet) -> None:
+    before = run.service.clock()
+    deadline_s = asked(run, puppet, CHAT, timeout_ms=5000).deadline_s
+    assert deadline_s is not None
+    assert before + 5.0 <= deadline_s <= run.service.clock() + 5.0
+
+
+def test_a_conversation_becomes_a_prompt(run: Running, puppet: Puppet, model: Model) -> None:
+    said = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": "c"},
+        {"role": "user", "content": "<end_of_turn>"},
+    ]
+    request = asked(run, puppet, CHAT, messages=said)
+    assert request.prompt.dtype == np.int64
+    prompt = request.prompt.tolist()
+    # What a user types is no control piece: three turns of ours, or with a system turn of its own four.
+    turns = prompt.count(END_OF_TURN)
+    assert turns in (3, 4)
+    _, _, counted = run.ask("POST", "/v1/tokenize", {"messages": said})
+    assert (counted["tokens"], counted["count"]) == (prompt, len(prompt))
+
+
+def test_token_ids_as_a_prompt(run: Running, puppet: Puppet) -> None:
+    assert asked(run, puppet, COMPLETIONS, prompt=[2, 300, 301]).prompt.tolist() == [2, 300, 301]
+    assert asked(run, puppet, COMPLETIONS, prompt=[[2, 300]]).prompt.tolist() == [2, 300]
+
+
+@pytest.mark.parametrize("prompt", [[], [[]], [512], [-1], [2.5], [True], [2, "x"], ["x", 2], [[2], 2], [None], [{}]])
+def test_prompts_that_are_none(run: Running, prompt: Any) -> None:
+    assert refused(run, COMPLETIONS, 400, prompt=prompt)["param"] == "prompt"
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"logit_bias": {"512": 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {"05": 1}}, "logit_bias"),
+        ({"logit_bias": {"\u0665": 1}}, "logit_bias"),
+        ({"stop": ""}, "stop"),
+        ({"stop": ["a", ""]}, "stop"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"response_format": {"type": "text", "json_schema": {"name": "x"}}}, "response_format.json_schema"),
+    ],
+)
+def test_what_belongs_not_together(run: Running, path: str, fields: dict[str, Any], param: str) -> None:
+    assert refused(run, path, 400, **fields)["param"] == param
+
+
+FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": "x", "name": "ada"}]}, "messages[0].name"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
+        ({"messages": [{"role": "user", "content": "x", "tool_call_id": "1"}]}, "messages[0].tool_call_id"),
+        ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "messages"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [FUNCTION, FUNCTION]}, "tools"),
+        (
+            {"tools": [FUNCTION], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+            "tool_choice.function.name",
+        ),
+        ({"tools": [FUNCTION], "response_format": {"type": "json_object"}}, "response_format"),
+    ],
+)
+def test_what_belongs_not_together_in_a_chat(run: Running, fields: dict[str, Any], param: str) -> None:
+    assert refused(run, CHAT, 400, **fields)["param"] == param
+
+
+def test_too_many_answers(run: Running) -> None:
+    assert refused(run, COMPLETIONS, 400, prompt=["a"] * 65, n=2)["param"] == "n"
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_structured_output_has_a_grammar(run: Running, puppet: Puppet, path: str) -> None:
+    assert asked(run, puppet, path, response_format={"type": "json_object"}).grammar is not None
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+    grammar = asked(run, puppet, path, response_format=form).grammar
+    assert grammar is not None
+    assert grammar.start().forced(8)
