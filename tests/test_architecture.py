@@ -72,7 +72,6 @@ HOMES: dict[str, tuple[str, ...]] = {
     "llguidance": ("edge_runtime/text/*",),
     "starlette": ("edge_runtime/server/*",),
     "uvicorn": ("edge_runtime/server/*",),
-    "h11": ("edge_runtime/server/connection.py",),
     "h11": ("edge_runtime/server/*",),  # uvicorn brings it
     "prometheus_client": ("edge_runtime/server/*",),
     "httpx": ("edge_runtime/client/*",),
