@@ -111,7 +111,7 @@ class BudgetStatus:
 class Status:
     state: Literal["loading", "ready", "draining", "failed"]
     reason: str
-    """Why it is not ready; empty when it is."""
+    """Why it is not ready; when it is, what the last reload could not do, or nothing."""
     version: str
     uptime_s: float
     model: ModelStatus | None

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 import tiny_bundle as tiny
 from daemon_runs import PATIENCE_S, Gate, Running, daemon, write_config
@@ -224,6 +225,26 @@ def test_a_failed_warm_up_keeps_the_old_model(tmp_path: Path, config: Path) -> N
         write_config(config, place, engine=engine)
         assert "reload failed" in reload(running)
         assert client.complete("Hi", max_tokens=20, temperature=0.0).text == before
+        assert running.stop() == 0
+
+
+def test_the_bundle_may_be_swapped_over_http(tmp_path: Path, config: Path) -> None:
+    def post(client: httpx.Client, place: Path) -> httpx.Response:
+        return client.post("http://x/v1/admin/bundle", json={"path": str(place)})
+
+    with daemon(tmp_path, config) as running:
+        running.ready()
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(running.socket_path)), timeout=PATIENCE_S) as client:
+            refused = post(client, tmp_path / "none")
+            assert (refused.status_code, "no bundle at" in refused.text) == (400, True)
+            assert running.log_lines("error swap failed")
+            done = post(client, tiny.bundle_without_draft())
+            assert (done.status_code, done.json()["model"]["bundle"]) == (200, str(tiny.bundle_without_draft()))
+        # The file says what it said before: a hang-up changes nothing of it.
+        reload(running)
+        with running.client() as client:
+            model = client.status().model
+            assert model is not None and model.bundle == str(tiny.bundle_without_draft())
         assert running.stop() == 0
 
 

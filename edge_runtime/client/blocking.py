@@ -14,7 +14,7 @@ import httpx
 from ..status import Status
 from . import exchange
 from .decode import Assembly, completion_from, health_from, models_from, status_from
-from .exchange import Call, Messages
+from .exchange import Call, Messages, Prompt
 from .results import Chunk, Completion, ConnectionLost, EdgeRuntimeError, Health, Model, NotReachable
 from .retry import Patience
 
@@ -46,14 +46,14 @@ class Client:
         """Raises ``EdgeRuntimeError``, as all of them do."""
         return completion_from(self._json(exchange.chat_call(messages, options, stream=False)))
 
-    def complete(self, prompt: str, **options: Unpack[CompletionOptions]) -> Completion:
+    def complete(self, prompt: Prompt, **options: Unpack[CompletionOptions]) -> Completion:
         return completion_from(self._json(exchange.complete_call(prompt, options, stream=False)))
 
     def stream_chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> Stream:
         """To be used as ``with client.stream_chat(...) as chunks: for chunk in chunks: ...``"""
         return Stream(self, exchange.chat_call(messages, options, stream=True))
 
-    def stream_complete(self, prompt: str, **options: Unpack[CompletionOptions]) -> Stream:
+    def stream_complete(self, prompt: Prompt, **options: Unpack[CompletionOptions]) -> Stream:
         return Stream(self, exchange.complete_call(prompt, options, stream=True))
 
     def status(self) -> Status:

@@ -14,7 +14,7 @@ import httpx
 from ..status import Status
 from . import exchange
 from .decode import Assembly, completion_from, health_from, models_from, status_from
-from .exchange import Call, Messages
+from .exchange import Call, Messages, Prompt
 from .results import Chunk, Completion, ConnectionLost, EdgeRuntimeError, Health, Model, NotReachable
 from .retry import Patience
 
@@ -43,14 +43,14 @@ class AsyncClient:
         """Raises ``EdgeRuntimeError``, as all of them do."""
         return completion_from(await self._json(exchange.chat_call(messages, options, stream=False)))
 
-    async def complete(self, prompt: str, **options: Unpack[CompletionOptions]) -> Completion:
+    async def complete(self, prompt: Prompt, **options: Unpack[CompletionOptions]) -> Completion:
         return completion_from(await self._json(exchange.complete_call(prompt, options, stream=False)))
 
     def stream_chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> AsyncStream:
         """To be used as ``async with client.stream_chat(...) as chunks: async for chunk in chunks: ...``"""
         return AsyncStream(self, exchange.chat_call(messages, options, stream=True))
 
-    def stream_complete(self, prompt: str, **options: Unpack[CompletionOptions]) -> AsyncStream:
+    def stream_complete(self, prompt: Prompt, **options: Unpack[CompletionOptions]) -> AsyncStream:
         return AsyncStream(self, exchange.complete_call(prompt, options, stream=True))
 
     async def status(self) -> Status:

@@ -22,6 +22,8 @@ BASE_URL = "http://edge-runtime"
 
 Messages = str | Sequence[Mapping[str, Any]]
 """One user message, or messages as OpenAI has them."""
+Prompt = str | Sequence[int]
+"""A text, or token ids."""
 
 _BROKEN_OFF = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError, httpx.CloseError)
 """A daemon that went away: before the first byte of its answer, nothing was lost."""
@@ -64,7 +66,7 @@ def chat_call(messages: Messages, options: Mapping[str, Any], *, stream: bool) -
     return Call("POST", "/v1/chat/completions", {"messages": said, **options, **_streaming(stream)})
 
 
-def complete_call(prompt: str, options: Mapping[str, Any], *, stream: bool) -> Call:
+def complete_call(prompt: Prompt, options: Mapping[str, Any], *, stream: bool) -> Call:
     return Call("POST", "/v1/completions", {"prompt": prompt, **options, **_streaming(stream)})
 
 

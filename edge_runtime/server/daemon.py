@@ -79,6 +79,8 @@ class Daemon:
         self.busy = 0
         """Threads that cannot be told to end: those that load a bundle, or wait for an engine that hangs."""
         self._read, self._config = read, config
+        self._said = config.bundle, config.engine
+        """By the file, when it was last obeyed. What HTTP swapped in since then stays until the file changes."""
         self._listeners, self._notifier, self._watchdog_s = listeners, notifier, watchdog_s
         self._service = Service(config, swap=self._swap_bundle, started_s=time.monotonic())
         self._scheduler: Scheduler | None = None
@@ -200,12 +202,18 @@ class Daemon:
             _LOG.warning(event("server section changed: needs a restart"))
         self._keep(replace(config, bundle=old.bundle, engine=old.engine, server=old.server))
         _LOG.info(event("reloaded limits"))
-        if (config.bundle, config.engine) != (old.bundle, old.engine):
+        said = config.bundle, config.engine
+        if said != self._said:
             await self._swap(replace(config, server=old.server))
+            self._said = said
 
     async def _swap_bundle(self, directory: Path) -> None:
         """As HTTP asks for it. Raises ``EdgeError``."""
-        await self._swap(replace(self._config, bundle=str(directory)))
+        try:
+            await self._swap(replace(self._config, bundle=str(directory)))
+        except EdgeError as error:
+            _LOG.error(event("swap failed", reason=str(error)))
+            raise
 
     async def _swap(self, config: Config) -> None:
         """The new model is ready before the old one is let go. Raises ``EdgeError``: then it is as it was."""

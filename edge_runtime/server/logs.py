@@ -33,7 +33,7 @@ class OneLine(logging.Formatter):
         return f"{moment}.{int(record.msecs):03}Z {record.levelname.lower()} {text}"
 
 
-def event(name: str, **facts: object) -> str:
+def event(name: str, /, **facts: object) -> str:
     """``name key=value ...``; what is not one word is quoted as JSON."""
     return " ".join([name, *(f"{key}={_word(value)}" for key, value in facts.items() if value is not None)])
 

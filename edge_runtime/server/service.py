@@ -90,7 +90,7 @@ class Standing:
 
     state: State
     reason: str = ""
-    """Why it is not ready; empty when it is."""
+    """Why it is not ready; when it is, what the last reload could not do, or nothing."""
     model: Model | None = None
     """There whenever the state is ``ready`` or ``draining``."""
     scheduler: Turns | None = None
