@@ -46,6 +46,26 @@ _GEMMA3 = (
     + _TURNS
 )
 
+# As Google documents the turns of Gemma 4. What its checkpoints' own templates write besides (media, calls, thinking,
+# and on the larger sizes an empty channel of thought ahead of an answer) differs by size and revision, and is theirs:
+# a checkpoint of this family comes with its template.
+_GEMMA4 = """\
+{{- bos_token }}
+{%- for message in messages %}
+{%- set role = 'model' if message['role'] == 'assistant' else message['role'] %}
+{%- if role == 'system' and not loop.first %}
+{{- raise_exception('a system message comes first') }}
+{%- endif %}
+{{- '<|turn>' + role + '\\n' + (message['content'] | trim) + '<turn|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- '<|turn>model\\n' }}
+{%- endif %}
+"""
+
+FAMILY_TEMPLATES = {"gemma2": _GEMMA2, "gemma3": _GEMMA3, "gemma4": _GEMMA4}
+"""For a checkpoint that brings none."""
+
 
 def template_for(checkpoint: Checkpoint) -> str:
     """Jinja source, rendered with trim_blocks and lstrip_blocks as transformers does.
@@ -54,7 +74,7 @@ def template_for(checkpoint: Checkpoint) -> str:
     """
     own = _own_template(checkpoint)
     if own is None:
-        return _GEMMA2 if checkpoint.config.family == "gemma2" else _GEMMA3
+        return FAMILY_TEMPLATES[checkpoint.config.family]
     import jinja2
 
     try:

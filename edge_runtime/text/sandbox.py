@@ -19,7 +19,10 @@ _WORK_PER_CHARACTER = 8
 """Of what a template is given: a few copies of it, and loops over it."""
 _BUDGET = "work left"
 """Not a name that a template can spell."""
+_WORK_OF_A_TURN = 8
+"""Of a loop, or a call: what takes as long as some characters."""
 _LONGEST_INTEGER = 1024
+_WIDE_BRACES = re.compile(r":[^}]*(?:\{|\d{4})")
 _WIDE = re.compile(r"%[^a-zA-Z%]*(?:\*|\d{4})")
 # Made to fill space, or without a bound that is easily known.
 _NO_FILTERS = ("center", "wordwrap", "xmlattr", "urlize", "pprint", "random", "filesizeformat", "batch", "slice")
@@ -141,7 +144,7 @@ def _budget(context: Any) -> _Budget:
 
 
 def _turn(context: Any, written: int) -> str:
-    _budget(context).pay(1 + written)
+    _budget(context).pay(_WORK_OF_A_TURN + written)
     return ""
 
 
@@ -193,9 +196,13 @@ def _size_of_binop(operator: str, left: Any, right: Any) -> int:
 
 
 def _size_of_call(called: Any, args: tuple[Any, ...]) -> int:
+    # Jinja wraps str.format.
+    called = getattr(called, "__wrapped__", called)
     owner, name = getattr(called, "__self__", None), getattr(called, "__name__", "")
     if not isinstance(owner, str):
-        return 1
+        return _WORK_OF_A_TURN
+    if name in ("format", "format_map") and _WIDE_BRACES.search(owner):
+        raise ValueError("a format that fills space")
     if name in _NO_METHODS:
         raise ValueError(f"{name} is not allowed")
     if name == "replace":

@@ -1,0 +1,116 @@
+"""What a foreign template may do, and what it may cost."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from edge_runtime.errors import InputError
+from edge_runtime.text.chat import ChatTemplate, Message
+from edge_runtime.text.sandbox import MAX_SOURCE
+
+TALK = [Message("user", "Hi there"), Message("assistant", "Hello!"), Message("user", "Bye")]
+
+ESCAPES = {
+    "class": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "globals": "{{ raise_exception.__globals__ }}",
+    "method": "{{ messages.append(1) }}",
+    "format": "{{ '{0.__class__}'.format(1) }}",
+    "attr": "{{ messages | attr('__class__') | attr('__init__') }}",
+    "map": "{{ messages | map(attribute='__class__.__init__.__globals__') | list }}",
+    "import": "{% import 'os' as os %}{{ os }}",
+    "include": "{% include 'secret.txt' %}",
+    "extends": "{% extends 'secret.txt' %}",
+    "self": "{{ self.__init__.__globals__ }}",
+    "cycler": "{{ cycler.__init__.__globals__ }}",
+    "namespace": "{{ namespace.__init__.__globals__['os'] }}",
+    "lipsum": "{{ lipsum(n=1000000) }}",
+    "context": "{{ get_context().parent }}",
+}
+DOUBLE = "{{% set n = namespace(x='{start}') %}}{{% for i in range(60) %}}{{% set n.x = {more} %}}{{% endfor %}}"
+COSTS = {
+    "range": "{% for i in range(10 ** 9) %}{% endfor %}",
+    "nested": "{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}",
+    "nested over text": "{% set t = 'x' * 3000 %}" + "{% for a in t %}" * 4 + "{% endfor %}" * 4,
+    "recursion": "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+    "branching": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "recursive loop": "{% for a in [[[1]]] recursive %}{{ loop([[1]]) }}{% endfor %}",
+    "text": "{% for i in range(99999) %}" + "x" * 10_000 + "{% endfor %}",
+    "captured": "{% set c %}{% for i in range(99999) %}" + "x" * 10_000 + "{% endfor %}{% endset %}{{ c | length }}",
+    "expressions": "{% set t = 'x' * 99999 %}{% for i in range(99999) %}{{ t }}{% endfor %}",
+    "times": "{{ 'x' * 10 ** 12 }}",
+    "times from the left": "{{ 10 ** 12 * 'x' }}",
+    "list": "{{ [1] * 10 ** 12 }}",
+    "power": "{{ 10 ** 10000 }}",
+    "squares": DOUBLE.format(start="", more="(n.x or 9) * (n.x or 9)"),
+    "plus": DOUBLE.format(start="x", more="n.x + n.x"),
+    "tilde": DOUBLE.format(start="x", more="n.x ~ n.x"),
+    "join": DOUBLE.format(start="x", more="[n.x, n.x] | join"),
+    "join by": "{{ range(99999) | list | join('x' * 99999) }}",
+    "join method": "{{ ('x' * 99999).join(['y'] * 99999) }}",
+    "replace": DOUBLE.format(start="x", more="n.x | replace('x', 'xx')"),
+    "replace nothing": "{{ ('x' * 99999) | replace('', 'y' * 99999) }}",
+    "replace method": "{{ ('x' * 99999).replace('x', 'y' * 99999) }}",
+    "indent": "{{ 'x\n' * 9999 | indent(10 ** 9, true) }}{{ ('x\n' * 9999) | indent(10 ** 9) }}",
+    "center": "{{ 'x' | center(10 ** 12) }}",
+    "ljust": "{{ 'x'.ljust(10 ** 12) }}",
+    "zfill": "{{ 'x'.zfill(10 ** 12) }}",
+    "percent": "{{ '%999999999d' % 1 }}",
+    "percent by argument": "{{ '%*d' | format(999999999, 1) }}",
+    "format filter": "{{ '%999999999d' | format(1) }}",
+    "format width": "{{ '{:>999999999}'.format(1) }}",
+    "format width by argument": "{{ '{:>{}}'.format(1, 999999999) }}",
+    "format map": "{{ '{x:>999999999}'.format_map({'x': 1}) }}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+def test_a_template_gets_nothing_of_python(name: str) -> None:
+    """Either it is refused, or what it asked for is not there."""
+    made = ""
+    with contextlib.suppress(InputError):
+        made = ChatTemplate(ESCAPES[name]).render(TALK)
+    assert made == ""
+
+
+@pytest.mark.parametrize("name", COSTS)
+def test_a_template_without_an_end_is_stopped(name: str) -> None:
+    with pytest.raises(InputError, match="chat template: ") as caught:
+        ChatTemplate(COSTS[name]).render(TALK)
+    assert len(str(caught.value).splitlines()) == 1 and len(str(caught.value)) < 300
+
+
+def test_a_template_of_megabytes_is_not_read() -> None:
+    with pytest.raises(InputError, match="characters, at most"):
+        ChatTemplate("x" * (MAX_SOURCE + 1))
+
+
+def test_what_is_cheap_may_be_done() -> None:
+    """What the families' own templates use."""
+    source = """\
+{%- macro quoted(x, deep=false) -%}{{ '<' ~ x ~ '>' }}{%- endmacro -%}
+{%- set ns = namespace(n=0) -%}
+{%- for m in messages if m.role != 'system' recursive -%}
+{%- if loop.index0 == 2 %}{% break %}{% endif -%}
+{%- set ns.n = ns.n + m['content'] | length -%}
+{{ quoted(m['content'].split(' ')[0] | upper, deep=true) }}{{ [1, 'a'] | join('-') }}{{ 'aXbX' | replace('X', '') }}
+{%- endfor -%}
+{{ ns.n }}{{ {'b': 1, 'a': none} | tojson }}{{ 'a\nb' | indent(2) }}{{ '%s-%d' | format('x', 3) }}{{ '%5.1f' % 2.25 }}
+{%- for key, value in {'z': 1, 'y': 2} | dictsort %}{{ key }}{% endfor -%}
+{{ 'a,b'.replace(',', ';') }}{{ '-'.join(['x', 'y']) }}{{ messages[::-1] | map(attribute='role') | list | length }}"""
+    made = ChatTemplate(source).render(TALK)
+    assert made == '<HI>1-aab<HELLO!>1-aab14{"a": null, "b": 1}a\n  bx-3  2.2yza;bx-y3'
+
+
+def test_a_long_conversation_is_within_the_budget() -> None:
+    template = ChatTemplate(
+        "{% for m in messages %}{{ m.content | trim }}{% set parts = m.content.split(' ') %}{% endfor %}"
+    )
+    talk = [Message("user", "word " * 200_000), Message("assistant", "x" * 1_000_000)]
+    assert len(template.render(talk)) == 1_999_999
+
+
+def test_each_conversation_has_a_budget_of_its_own() -> None:
+    template = ChatTemplate("{% for i in range(30000) %}{{ i }}{% endfor %}")
+    assert {len(template.render(TALK)) for _ in range(8)} == {138_890}
