@@ -47,6 +47,11 @@ def count_of(done: Completion) -> int:
     return done.usage.completion_tokens
 
 
+def post_bundle(running: Running, place: Path) -> httpx.Response:
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(running.socket_path)), timeout=PATIENCE_S) as client:
+        return client.post("http://x/v1/admin/bundle", json={"path": str(place)})
+
+
 # --- a life ---------------------------------------------------------------------------------------
 
 
@@ -61,6 +66,7 @@ def test_a_whole_life(tmp_path: Path, config: Path, gate: Gate) -> None:
             assert (health.ready, health.state, health.reason) == (False, "loading", "the model is being loaded")
             assert client.status().state == "loading"
         assert_refused(running, "loading")
+        assert post_bundle(running, tiny.bundle()).status_code == 503
         mode = stat.S_IMODE(running.socket_path.stat().st_mode)
         assert mode == 0o660
         assert not any("READY" in told for told in running.told)
@@ -229,17 +235,13 @@ def test_a_failed_warm_up_keeps_the_old_model(tmp_path: Path, config: Path) -> N
 
 
 def test_the_bundle_may_be_swapped_over_http(tmp_path: Path, config: Path) -> None:
-    def post(client: httpx.Client, place: Path) -> httpx.Response:
-        return client.post("http://x/v1/admin/bundle", json={"path": str(place)})
-
     with daemon(tmp_path, config) as running:
         running.ready()
-        with httpx.Client(transport=httpx.HTTPTransport(uds=str(running.socket_path)), timeout=PATIENCE_S) as client:
-            refused = post(client, tmp_path / "none")
-            assert (refused.status_code, "no bundle at" in refused.text) == (400, True)
-            assert running.log_lines("error swap failed")
-            done = post(client, tiny.bundle_without_draft())
-            assert (done.status_code, done.json()["model"]["bundle"]) == (200, str(tiny.bundle_without_draft()))
+        refused = post_bundle(running, tmp_path / "none")
+        assert (refused.status_code, "no bundle at" in refused.text) == (400, True)
+        assert running.log_lines("error swap failed")
+        done = post_bundle(running, tiny.bundle_without_draft())
+        assert (done.status_code, done.json()["model"]["bundle"]) == (200, str(tiny.bundle_without_draft()))
         # The file says what it said before: a hang-up changes nothing of it.
         reload(running)
         with running.client() as client:

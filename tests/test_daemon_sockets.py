@@ -177,6 +177,16 @@ def test_a_socket_of_another_user_is_refused(place: Path) -> None:
     assert place.exists()
 
 
+@pytest.mark.skipif(not ROOT, reason="only root can give a directory to another user")
+def test_a_directory_of_another_user_is_refused(place: Path) -> None:
+    place.parent.mkdir()
+    os.chown(place.parent, 54321, -1)
+    with pytest.raises(ConfigError, match="belongs to another user, uid 54321"):
+        listener(place)
+    place.parent.chmod(0o1777)
+    listener(place).close()
+
+
 def test_a_directory_that_everybody_writes_is_refused(place: Path) -> None:
     place.parent.mkdir()
     place.parent.chmod(0o777)

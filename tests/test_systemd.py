@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import os
 import re
 import shutil
 import subprocess
@@ -10,7 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import tiny_bundle as tiny
+from daemon_runs import write_config
 
+from edge_runtime.client import Client
 from edge_runtime.config import DEFAULT_SOCKET, Config, read_config
 
 ROOT = Path(__file__).parent.parent
@@ -121,6 +125,46 @@ def test_user_and_directories() -> None:
             continue
         done = subprocess.run([known, option, "-"], input=text, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
+
+
+# --- for real -------------------------------------------------------------------------------------
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+
+
+@pytest.mark.skipif(not Path("/run/systemd/system").is_dir(), reason="systemd does not run here: see test_daemon.py")
+def test_started_reloaded_and_stopped_by_systemd(tmp_path: Path) -> None:
+    whose = [] if os.geteuid() == 0 else ["--user"]
+    if run("systemctl", *whose, "show-environment").returncode != 0:
+        pytest.skip("no systemd manager for this user")
+    unit = f"edge-runtime-test-{os.getpid()}.service"
+    service = settings("edge-runtime.service")["Service"]
+    keys = ("Type", "NotifyAccess", "ExecReload", "WatchdogSec", "TimeoutStartSec", "TimeoutStopSec", "UMask")
+    properties = [f"--property={key}={service[key]}" for key in keys]
+    config = write_config(tmp_path / "daemon.yaml", tiny.bundle())
+    command = [sys.executable, "-m", "edge_runtime", "serve", "--config", str(config)]
+    directory = f"--property=WorkingDirectory={ROOT}"
+
+    def state(key: str) -> str:
+        return run("systemctl", *whose, "show", "--value", f"--property={key}", unit).stdout.strip()
+
+    try:
+        # Returns after READY=1.
+        started = run("systemd-run", *whose, f"--unit={unit}", directory, *properties, "--", *command)
+        assert started.returncode == 0, started.stderr + run("journalctl", *whose, "-u", unit).stdout
+        assert (state("ActiveState"), state("StatusText").split()[0]) == ("active", "serving")
+        with Client(tmp_path / "api.sock") as client:
+            assert client.complete("Hi", max_tokens=3).usage is not None
+            assert run("systemctl", *whose, "reload", unit).returncode == 0
+            assert client.health().ready
+        assert run("systemctl", *whose, "stop", unit).returncode == 0
+        assert state("Result") in ("success", "")
+        assert not (tmp_path / "api.sock").exists()
+    finally:
+        run("systemctl", *whose, "kill", "--signal=KILL", unit)
+        run("systemctl", *whose, "reset-failed", unit)
 
 
 def test_the_readme_names_every_file() -> None:

@@ -209,6 +209,7 @@ class Daemon:
 
     async def _swap_bundle(self, directory: Path) -> None:
         """As HTTP asks for it. Raises ``EdgeError``."""
+        self._service.ready()
         try:
             await self._swap(replace(self._config, bundle=str(directory)))
         except EdgeError as error:

@@ -123,9 +123,14 @@ def _make_parent(parent: Path, gid: int | None) -> None:
             if gid is not None:
                 os.chown(parent, -1, gid)
             parent.chmod(0o750)
-    mode = parent.stat().st_mode
-    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-        raise ConfigError(f"socket directory {parent} can be written by everybody: another socket could take the place")
+    found = parent.stat()
+    if found.st_mode & stat.S_ISVTX:
+        return  # As /tmp: nobody takes away what is another's.
+    # Whoever may write there could put another socket in the place of ours, and read what clients send.
+    if found.st_uid not in (0, os.geteuid()):
+        raise ConfigError(f"socket directory {parent} belongs to another user, {_user(found.st_uid)}")
+    if found.st_mode & stat.S_IWOTH:
+        raise ConfigError(f"socket directory {parent} can be written by everybody")
 
 
 @contextmanager
