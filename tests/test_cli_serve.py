@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from scripted_server import Exchange, Script, scripted_server
 from test_client import LAST, STATUS, delta, error
 
 from edge_runtime.cli import main
+from edge_runtime.cli.output import TextOutput
 from edge_runtime.schema import plain
 from edge_runtime.status import ModelStatus
 
@@ -187,6 +189,47 @@ def test_a_daemon_that_goes_away_within_an_answer_is_told(tmp_path: Path) -> Non
     result = served(tmp_path, script, "chat", lines="Hi\n")
     assert (result.exit_code, result.stdout) == (0, "a\n")
     assert "went away in the middle of an answer" in result.stderr and result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("said", ["a", ""])
+def test_ctrl_c_ends_an_answer_and_not_the_conversation(
+    tmp_path: Path, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was said of it by then is part of the conversation; an answer that never began is not."""
+    written = threading.Event()
+
+    class Watched(TextOutput):
+        def write(self, text: str) -> None:
+            super().write(text)
+            written.set()
+
+    monkeypatch.setattr("edge_runtime.cli.remote.TextOutput", Watched)
+    bodies: list[Any] = []
+    left: list[bool] = []
+
+    def script(exchange: Exchange) -> None:
+        while True:
+            what, body = exchange.request()
+            if answered(exchange, what):
+                continue
+            bodies.append(body)
+            if len(bodies) > 1:
+                exchange.stream(delta("b"), delta(None, reason="stop"), LAST)
+                continue
+            if said:
+                exchange.stream(delta(said), done=False)
+                assert written.wait(PATIENCE_S)
+            os.kill(os.getpid(), signal.SIGINT)
+            exchange.until_left()
+            left.append(True)
+            return
+
+    result = served(tmp_path, script, "chat", lines="Hi\nGo on\n")
+    assert (result.exit_code, result.stderr) == (0, "[interrupted]\n")
+    assert result.stdout == (f"{said}\nb\n" if said else "b\n")
+    assert left == [True]
+    then = ["Hi", said, "Go on"] if said else ["Go on"]
+    assert [[one["content"] for one in body["messages"]] for body in bodies] == [["Hi"], then]
 
 
 @pytest.mark.parametrize(
