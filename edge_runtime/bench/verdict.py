@@ -6,12 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from .against import OURS, PeerFigures
+from .serving import ServingFigures
 from .speculation import PromptFigures
 
 EQUAL_QUALITY_NATS = 0.02
 OVERHEAD_BYTES = 250_000_000
 _NEVER_SLOWER = 0.97
 _OVERHEAD_SHARE = 0.03
+_SERVED_SHARE = 0.05
+_PREFIX_SPEEDUP = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +55,18 @@ def speculation_verdicts(figures: Sequence[PromptFigures]) -> Iterator[Verdict]:
     shares = sorted(figure.overhead for figure in figures)
     middle = shares[len(shares) // 2]
     yield Verdict("loop outside the engines at most 3% of a step", f"median {middle:.1%}", middle <= _OVERHEAD_SHARE)
+
+
+def serving_verdicts(figures: ServingFigures) -> Iterator[Verdict]:
+    added = 1.0 / figures.per_token.median - 1.0
+    yield Verdict(
+        "a token through the daemon costs at most 5% more",
+        f"{added:+.1%} ({figures.direct_tpot_ms:.2f} ms direct, {figures.served_tpot_ms:.2f} ms served, "
+        f"ratio {figures.per_token})",
+        added <= _SERVED_SHARE,
+    )
+    yield Verdict(
+        f"a known prefix of {figures.prefix_tokens} tokens makes the first token come 10x sooner",
+        f"{figures.first_token} ({figures.cold_ttft_ms:.0f} ms cold, {figures.warm_ttft_ms:.0f} ms warm)",
+        figures.first_token.median >= _PREFIX_SPEEDUP,
+    )

@@ -18,8 +18,9 @@ _COMMANDS = {
     "complete": "Continue a prompt by the daemon, streaming.",
     "status": "What the daemon does now.",
     "top": "The daemon, live: speed, acceptance, queue, slots, memory.",
-    "demo": "Plain against speculative decoding, as a table.",
+    "demo": "What make demo shows: a daemon, a text, plain against speculative decoding.",
     "bench": "Measure against other programs, side by side.",
+    "load": "Put a running daemon under load and count what is lost.",
 }
 
 

@@ -20,8 +20,9 @@ from rich.table import Table
 from .. import __version__
 from ..bench.against import OURS, PeerFigures, PeerSource, Plan, compare_peers
 from ..bench.corpus import SAMPLE_TOKENS, prompts, sample_text
+from ..bench.serving import ServingFigures, compare_serving
 from ..bench.speculation import Case, PromptFigures, compare_plain
-from ..bench.verdict import Verdict, engine_verdicts, speculation_verdicts
+from ..bench.verdict import Verdict, engine_verdicts, serving_verdicts, speculation_verdicts
 from ..loading import LoadedBundle, LoadSettings, load_bundle
 from ..sampling import SamplingParams
 
@@ -44,7 +45,7 @@ _MODULES = {"llama.cpp": "llama_cpp", "transformers": "transformers"}
 )
 @click.option("--rounds", type=click.IntRange(2), default=12, show_default=True, help="Interleaved rounds.")
 @click.option("--tokens", type=click.IntRange(16), default=64, show_default=True, help="Tokens of each text.")
-@click.option("--only", type=click.Choice(["peers", "speculation"]), help="One part of it.")
+@click.option("--only", type=click.Choice(["peers", "speculation", "serving"]), help="One part of it.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the figures here as well.")
 def bench(
     bundle: Path,
@@ -55,26 +56,32 @@ def bench(
     only: str | None,
     json_path: Path | None,
 ) -> None:
-    """Measure the engine against llama.cpp and transformers, and drafting against plain decoding, side by side."""
+    """Measure the engine against llama.cpp and transformers, drafting against plain decoding, and the daemon against
+    none, side by side.
+    """
     loaded = load_bundle(bundle, LoadSettings(threads=threads))
     context = min(1024, loaded.target.info.capacity)
     size = sum(entry.bytes for entry in loaded.manifest.files)
     verdicts: list[Verdict] = []
     peers: tuple[PeerFigures, ...] = ()
     drafts: tuple[PromptFigures, ...] = ()
+    serving: ServingFigures | None = None
     console = Console()
     try:
         with _progress() as progress:
-            if only != "speculation":
+            if only in (None, "peers"):
                 loaded.close()  # one model in memory at a time: it would count in no figure, and yet disturb
                 peers = _peers(loaded, gguf, Plan(rounds=rounds, threads=threads, context=context), progress)
                 loaded = load_bundle(bundle, LoadSettings(threads=threads))
-            if only != "peers":
+            if only in (None, "speculation"):
                 cases = (_GREEDY, _SAMPLED)
                 decoder = loaded.decoder()
                 drafts = compare_plain(
                     loaded, decoder, prompts(), cases, rounds=rounds, max_tokens=tokens, progress=progress
                 )
+            if only in (None, "serving"):
+                prompt = prompts("open")[0].text
+                serving = compare_serving(loaded, prompt, rounds=rounds, max_tokens=tokens, progress=progress)
     finally:
         loaded.close()
     if peers:
@@ -83,10 +90,12 @@ def bench(
     if drafts:
         console.print(_draft_table(drafts))
         verdicts += speculation_verdicts(drafts)
+    if serving is not None:
+        verdicts += serving_verdicts(serving)
     for verdict in verdicts:
         console.print(f"{'met ' if verdict.met else 'MISSED'} {verdict.claim}: {verdict.found}", highlight=False)
     if json_path is not None:
-        _write(json_path, bundle, threads, peers, drafts, verdicts)
+        _write(json_path, bundle, threads, peers, drafts, serving, verdicts)
 
 
 def _peers(
@@ -141,6 +150,7 @@ def _write(
     threads: int,
     peers: tuple[PeerFigures, ...],
     drafts: tuple[PromptFigures, ...],
+    serving: ServingFigures | None,
     verdicts: list[Verdict],
 ) -> None:
     report: dict[str, Any] = {
@@ -150,6 +160,7 @@ def _write(
         "bundle": str(bundle),
         "peers": [asdict(peer) for peer in peers],
         "speculation": [asdict(figure) for figure in drafts],
+        "serving": None if serving is None else asdict(serving),
         "verdicts": [asdict(verdict) for verdict in verdicts],
     }
     path.parent.mkdir(parents=True, exist_ok=True)

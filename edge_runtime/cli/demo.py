@@ -1,4 +1,6 @@
-"""``edge-runtime demo``: a text, live, and what drafting did for it. Knows what to show, not how it is made."""
+"""``edge-runtime demo``: a text from the daemon, live, and what drafting does for it. Knows what to show, not how it is
+made.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from ..bench.corpus import Prompt, prompts
-from ..bench.speculation import Case, PromptFigures, compare_plain, generate_once
+from ..bench.daemon import running_daemon
+from ..bench.speculation import Case, PromptFigures, compare_plain
+from ..client import Client
 from ..generation import GenerationResult
 from ..loading import LoadedBundle, LoadSettings, load_bundle
 from ..resident import resident
@@ -24,25 +28,46 @@ _SAMPLED = Case("sampled", SamplingParams(temperature=1.0, top_k=64, top_p=0.95)
 
 @click.command()
 @click.option("--bundle", required=True, type=click.Path(path_type=Path), help="Directory of the bundle.")
-@click.option("--tokens", type=click.IntRange(16), default=40, show_default=True, help="Tokens of each text.")
+@click.option("--tokens", type=click.IntRange(16), default=32, show_default=True, help="Tokens of each text.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Rounds of the comparison.")
 def demo(bundle: Path, tokens: int, rounds: int) -> None:
-    """Generate a text, then compare plain and speculative decoding."""
+    """Serve a bundle and talk to it, then compare plain and speculative decoding."""
+    _serve(bundle, tokens)
     loaded = load_bundle(bundle, LoadSettings())
     try:
         decoder = loaded.decoder()
-        click.echo(f"{loaded.manifest.name}, greedy, drafter {decoder.drafter.name}:\n\n{_PROMPT}", nl=False)
-        params = SamplingParams(temperature=0.0)
-        generate_once(loaded, decoder, _PROMPT, params, 0, tokens, lambda text: click.echo(text, nl=False))
-        click.echo("\n")
-        story = Prompt("story", _PROMPT)
         copy = next(prompt for prompt in prompts("copy") if prompt.name == "copy-rag")
         figures: list[PromptFigures] = []
-        for prompt, case in ((story, _GREEDY), (story, _SAMPLED), (replace(copy, name="retrieval"), _GREEDY)):
+        for prompt, case in ((Prompt("story", _PROMPT), _SAMPLED), (replace(copy, name="retrieval"), _GREEDY)):
             figures += compare_plain(loaded, decoder, (prompt,), (case,), rounds=rounds, max_tokens=tokens)
         _show(loaded, figures, rounds)
     finally:
         loaded.close()
+
+
+def _serve(bundle: Path, tokens: int) -> None:
+    """A daemon of our own: a text as it is made, and the same prompt again from the daemon's cache."""
+    with running_daemon(bundle) as socket, Client(socket) as client:
+        status = client.status()
+        assert status.model is not None  # it is ready
+        click.echo(
+            f"the daemon serves {status.model.name} at {socket}, drafter {status.model.drafter}:\n\n{_PROMPT}", nl=False
+        )
+        with client.stream_complete(_PROMPT, max_tokens=tokens, temperature=0.0) as chunks:
+            for chunk in chunks:
+                click.echo(chunk.text, nl=False)
+        first, again = (client.complete(_retrieval(ask), max_tokens=2, temperature=0.0) for ask in ("flow", "motor"))
+        if first.timings and again.timings and again.usage and first.timings.ttft_ms and again.timings.ttft_ms:
+            click.echo(
+                f"\n\nttft_ms {first.timings.ttft_ms:.0f} for a new context of {again.usage.prompt_tokens} tokens, "
+                f"{again.timings.ttft_ms:.0f} for a second question on it ({again.usage.cached_tokens} tokens cached)"
+            )
+    click.echo("the daemon is shut down\n")
+
+
+def _retrieval(ask: str) -> str:
+    copy = next(prompt for prompt in prompts("copy") if prompt.name == "copy-rag")
+    return f"{copy.text}\n\nQuestion: what about the {ask}?\nAnswer:"
 
 
 def _show(loaded: LoadedBundle, figures: Sequence[PromptFigures], rounds: int) -> None:
