@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
@@ -15,7 +15,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ..engines.protocol import Ids
 from ..errors import EdgeError, InputError, Unavailable, did_you_mean
 from ..schema import plain
 from .answering import Answering, Streaming
@@ -29,11 +28,13 @@ from .openapi import description
 from .problems import INTERNAL, Problem, Refusal
 from .reading import ClientLeft, body_of, parse
 from .schema import BundleRequest, ChatRequest, Common, CompletionRequest, TokenizeRequest
-from .service import Model, Service
+from .service import Model, Service, Turns
 from .status import status_of
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _NOBODY_READS = 499
+
+T = TypeVar("T")
 
 
 def create_app(service: Service) -> Starlette:
@@ -72,30 +73,47 @@ class _Api:
         self._metrics = Metrics(service)
 
     async def chat(self, request: Request) -> Any:
-        asked = parse(ChatRequest, await self._body(request))
-        model, scheduler = self._ready(asked)
-        asker = self._asker(request)
-        # Templates, tokenizers and grammars may take long for long texts: not on the loop that streams to others.
-        requests = await asyncio.to_thread(chat_requests, asked, model, asker)
-        logprobs, tools = bool(asked.logprobs), bool(tools_of(asked))
-        form = ChatForm(model.name, asked.n or 1, model.served.piece_bytes, logprobs=logprobs, tools=tools)
-        answering, usage = _kind(asked)
-        return answering(model, scheduler, requests, form, self._metrics, include_usage=usage)
+        return await self._prepared(request, self._chat)
 
     async def completions(self, request: Request) -> Any:
-        asked = parse(CompletionRequest, await self._body(request))
-        model, scheduler = self._ready(asked)
-        asker = self._asker(request)
-        requests = await asyncio.to_thread(completion_requests, asked, model, asker)
-        form = CompletionForm(model.name, asked.n or 1, model.served.piece_bytes, asked.logprobs is not None)
-        answering, usage = _kind(asked)
-        return answering(model, scheduler, requests, form, self._metrics, include_usage=usage)
+        return await self._prepared(request, self._complete)
 
     async def tokenize(self, request: Request) -> Response:
-        asked = parse(TokenizeRequest, await self._body(request))
-        model, _ = self._service.ready()
-        check_model(asked.model, model)
-        ids = await asyncio.to_thread(_tokenized, asked, model)
+        return await self._prepared(request, self._tokenize)
+
+    async def _prepared(self, request: Request, prepare: Callable[[bytes, Asker], T]) -> T:
+        """JSON, templates, tokenizers and grammars may take long for long texts: not on the loop that streams to
+        others."""
+        body = await self._body(request)
+        asker = Asker(peer_of(request.scope).uid, self._service.clock())
+        return await asyncio.to_thread(prepare, body, asker)
+
+    def _chat(self, body: bytes, asker: Asker) -> Answering:
+        asked = parse(ChatRequest, body)
+        answering, include_usage = _kind(asked)
+        model, scheduler = self._ready(asked.model)
+        requests = chat_requests(asked, model, asker)
+        logprobs, tools = bool(asked.logprobs), bool(tools_of(asked))
+        form = ChatForm(model.name, asked.n or 1, model.served.piece_bytes, logprobs=logprobs, tools=tools)
+        return answering(model, scheduler, requests, form, self._metrics, include_usage=include_usage)
+
+    def _complete(self, body: bytes, asker: Asker) -> Answering:
+        asked = parse(CompletionRequest, body)
+        answering, include_usage = _kind(asked)
+        model, scheduler = self._ready(asked.model)
+        requests = completion_requests(asked, model, asker)
+        form = CompletionForm(model.name, asked.n or 1, model.served.piece_bytes, asked.logprobs is not None)
+        return answering(model, scheduler, requests, form, self._metrics, include_usage=include_usage)
+
+    def _tokenize(self, body: bytes, asker: Asker) -> Response:
+        asked = parse(TokenizeRequest, body)
+        model, _ = self._ready(asked.model)
+        if (asked.prompt is None) == (asked.messages is None):
+            raise InputError("one of prompt and messages is required", "prompt")
+        if asked.messages is not None:
+            ids = chat_prompt(asked.messages, model)
+        else:
+            ids = prompts_of(asked.prompt or "", model)[0]
         return _json({"tokens": ids.tolist(), "count": len(ids), "max_model_len": model.context})
 
     async def models(self, request: Request) -> Response:
@@ -138,13 +156,10 @@ class _Api:
     async def _body(self, request: Request) -> bytes:
         return await body_of(request.receive, request.headers, self._service.config.server.max_body_bytes)
 
-    def _ready(self, asked: Common) -> Any:
+    def _ready(self, name: str | None) -> tuple[Model, Turns]:
         model, scheduler = self._service.ready()
-        check_model(asked.model, model)
+        check_model(name, model)
         return model, scheduler
-
-    def _asker(self, request: Request) -> Asker:
-        return Asker(peer_of(request.scope).uid, self._service.clock())
 
     def _model(self) -> Model:
         model = self._service.standing.model
@@ -158,14 +173,6 @@ def _kind(asked: Common) -> tuple[type[Answering], bool]:
             raise InputError("stream_options needs stream: true", "stream_options")
         return Answering, False
     return Streaming, bool(options is not None and options.include_usage)
-
-
-def _tokenized(asked: TokenizeRequest, model: Model) -> Ids:
-    if (asked.prompt is None) == (asked.messages is None):
-        raise InputError("one of prompt and messages is required", "prompt")
-    if asked.messages is not None:
-        return chat_prompt(asked.messages, model)
-    return prompts_of(asked.prompt or "", model)[0]
 
 
 def _model(model: Model) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import types
 import typing
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -25,7 +26,7 @@ T = TypeVar("T", bound=Struct)
 Receive = Callable[[], Awaitable[Any]]
 Headers = typing.Mapping[str, str]
 
-_PLACE = re.compile(r"(?P<what>.*) - at `\$\.?(?P<where>[^`]*)`", re.DOTALL)
+_AT = re.compile(r"(?P<what>.*) - at `\$\.?(?P<where>[^`]*)`", re.DOTALL)
 _HALF_PAIR = re.compile(r"[\ud800-\udfff]")
 _MOST_DIGITS = 64
 _MEDIA_TYPE = re.compile(r"application/(?:[\w.-]+\+)?json", re.IGNORECASE)
@@ -135,42 +136,41 @@ def _check_values(data: Any, where: str) -> None:
                 _check_values(value, f"{where}[{index}]")
     elif isinstance(data, dict):
         for key, value in data.items():
-            place = f"{where}.{_shown(key)}" if where else _shown(key)
+            place = _place(where, key)
             _check_values(key, place)
             _check_values(value, place)
     elif isinstance(data, _Unfit):
         raise InputError(f"{where}: {_shown(data.digits)} is no number that can be used here", where)
 
 
-def _cleaned(cls: type[Struct], data: dict[str, Any], where: str) -> dict[str, Any]:
-    """Without fields that ask for nothing. Raises ``InputError`` for those that are unknown or ask for something."""
-    known, asks_nothing = set(field_names(cls)), neutral(cls)
-    if cls is ContentPart and data.get("type", "text") != "text":
-        place = f"{where}.type"
-        raise InputError(f"{place}: {_shown(data['type'])} parts are not supported: this model reads text", place)
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What a field's value is made of, as far as objects are in it."""
+
+    inside: type[Struct] | None
+    """Of an object."""
+    item: _Shape | None
+    """Of a list's items."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Fields:
+    known: dict[str, _Shape | None]
+    """``None``: nothing to look into."""
+    asks_nothing: dict[str, tuple[Any, ...]]
+
+
+@cache
+def _fields(cls: type[Struct]) -> _Fields:
     hints = typing.get_type_hints(cls)
-    kept: dict[str, Any] = {}
-    for key, value in data.items():
-        place = f"{where}.{_shown(key)}" if where else _shown(key)
-        if key in known:
-            kept[key] = _inside(hints[key], value, place)
-        elif key not in asks_nothing:
-            raise InputError(f"{place}: unknown field{did_you_mean(key, known)}", place)
-        elif value is not None and not any(_same(value, one) for one in asks_nothing[key]):
-            raise InputError(f"{place} is not supported", place)
-    return kept
+    return _Fields({name: _shape(hints[name]) for name in field_names(cls)}, neutral(cls))
 
 
-def _inside(hint: Any, value: Any, where: str) -> Any:
+def _shape(hint: Any) -> _Shape | None:
     members = list(_members(hint))
-    if isinstance(value, dict):
-        struct = next((one for one in members if isinstance(one, type) and issubclass(one, Struct)), None)
-        return value if struct is None else _cleaned(struct, value, where)
-    if isinstance(value, list):
-        item = next((typing.get_args(one)[0] for one in members if typing.get_origin(one) is list), None)
-        if item is not None:
-            return [_inside(item, one, f"{where}[{index}]") for index, one in enumerate(value)]
-    return value
+    inside = next((one for one in members if isinstance(one, type) and issubclass(one, Struct)), None)
+    item = next((_shape(typing.get_args(one)[0]) for one in members if typing.get_origin(one) is list), None)
+    return _Shape(inside, item) if inside or item else None
 
 
 def _members(hint: Any) -> Iterator[Any]:
@@ -184,13 +184,47 @@ def _members(hint: Any) -> Iterator[Any]:
         yield hint
 
 
+def _cleaned(cls: type[Struct], data: dict[str, Any], where: str) -> dict[str, Any]:
+    """Without fields that ask for nothing. Raises ``InputError`` for those that are unknown or ask for something."""
+    fields = _fields(cls)
+    if cls is ContentPart and data.get("type", "text") != "text":
+        place = f"{where}.type"
+        raise InputError(f"{place}: {_shown(data['type'])} parts are not supported: this model reads text", place)
+    kept: dict[str, Any] = {}
+    for key, value in data.items():
+        shape = fields.known.get(key)
+        if shape is not None:
+            kept[key] = _inside(shape, value, _place(where, key))
+        elif key in fields.known:
+            kept[key] = value
+        elif key not in fields.asks_nothing:
+            place = _place(where, key)
+            raise InputError(f"{place}: unknown field{did_you_mean(key, fields.known)}", place)
+        elif value is not None and not any(_same(value, one) for one in fields.asks_nothing[key]):
+            place = _place(where, key)
+            raise InputError(f"{place} is not supported", place)
+    return kept
+
+
+def _inside(shape: _Shape, value: Any, where: str) -> Any:
+    if isinstance(value, dict) and shape.inside is not None:
+        return _cleaned(shape.inside, value, where)
+    if isinstance(value, list) and shape.item is not None:
+        return [_inside(shape.item, one, f"{where}[{index}]") for index, one in enumerate(value)]
+    return value
+
+
+def _place(where: str, key: str) -> str:
+    return f"{where}.{_shown(key)}" if where else _shown(key)
+
+
 def _same(left: Any, right: Any) -> bool:
     """``False`` is not 0."""
     return bool(left == right) and isinstance(left, bool) == isinstance(right, bool)
 
 
 def _mistyped(problem: str) -> InputError:
-    found = _PLACE.fullmatch(problem)
+    found = _AT.fullmatch(problem)
     if found is None:
         missing = re.fullmatch(r"Object missing required field `(.+)`", problem)
         return InputError(f"{missing[1]} is required", missing[1]) if missing else InputError(problem)
@@ -205,5 +239,5 @@ def _mistyped(problem: str) -> InputError:
 def _shown(key: Any) -> str:
     """Of what a client wrote, enough to find it again."""
     text = str(key)
-    text = _HALF_PAIR.sub("?", text)
-    return text if len(text) <= 64 else text[:61] + "..."
+    text = text if len(text) <= 64 else text[:61] + "..."
+    return _HALF_PAIR.sub("?", text)
