@@ -51,8 +51,8 @@ def tokenizer() -> Tokenizer:
 
 
 @cache
-def transformers_tokenizer() -> Any:
-    """A ``tokenizers.Tokenizer`` as transformers sets one up for Gemma, with merges that it finds by itself.
+def transformers_gemma() -> Any:
+    """A tokenizer as transformers sets one up for Gemma, with merges that it finds by itself.
 
     Not by ``gguf_file=``: transformers 5.24 then gives runs of spaces ids behind the vocabulary.
     """
@@ -60,4 +60,10 @@ def transformers_tokenizer() -> Any:
 
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "tokenizer.model").write_bytes(tokenizer_model().model)
-        return transformers.GemmaTokenizer.from_pretrained(directory).backend_tokenizer
+        return transformers.GemmaTokenizer.from_pretrained(directory)
+
+
+@cache
+def transformers_tokenizer() -> Any:
+    """Its ``tokenizers.Tokenizer``."""
+    return transformers_gemma().backend_tokenizer

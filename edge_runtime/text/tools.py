@@ -69,6 +69,8 @@ def without_tools(messages: Sequence[Message], tools: Sequence[Tool] = (), *, pa
         waiting, results = list(message.tool_calls), {}
         _join(plain, _plain(message))
     plain += _answered(waiting, results)
+    if not any(message.role == "user" for message in plain):
+        raise InputError("there is no message of a user to answer", "messages")
     return _declared(plain, tools, parallel) if tools else plain
 
 
@@ -80,11 +82,25 @@ def _plain(message: Message) -> Message:
         role = "user"
     if not message.tool_calls:
         return Message(role, message.content)
-    if role != "assistant":
-        raise InputError(f"a {message.role} makes no tool_calls", "messages")
+    _check_calls(message)
     calls = [f'{OPENING} {json.dumps(c.name)}, "parameters": {c.arguments}}}' for c in message.tool_calls]
     spelt = calls[0] if len(calls) == 1 else f"[{', '.join(calls)}]"
     return Message(role, f"{message.content}\n{spelt}" if message.content else spelt)
+
+
+def _check_calls(message: Message) -> None:
+    if message.role != "assistant":
+        raise InputError(f"a {message.role} makes no tool_calls", "messages")
+    ids = [call.id for call in message.tool_calls]
+    if twice := next((name for name in ids if ids.count(name) > 1), None):
+        raise InputError(f"two calls are named {twice!r}", "messages")
+    for call in message.tool_calls:
+        try:
+            given = json.loads(call.arguments)
+        except (ValueError, RecursionError):
+            given = None
+        if not isinstance(given, dict):
+            raise InputError(f"arguments of the call {call.id!r} must be a JSON object, as a string", "messages")
 
 
 def _answered(calls: list[ToolCall], results: dict[str, str]) -> list[Message]:
@@ -104,9 +120,7 @@ def _join(plain: list[Message], message: Message) -> None:
 
 
 def _declared(plain: list[Message], tools: Sequence[Tool], parallel: bool) -> list[Message]:
-    first = next((index for index, message in enumerate(plain) if message.role == "user"), None)
-    if first is None:
-        return plain
+    first = next(index for index, message in enumerate(plain) if message.role == "user")
     declarations = ",\n".join(json.dumps(_declaration(tool), ensure_ascii=False) for tool in tools)
     asked = f"{_ASKED}{_SEVERAL if parallel else ''}{_ALONE}[\n{declarations}\n]"
     said = replace(plain[first], content=f"{asked}\n\n{plain[first].content}")
