@@ -146,7 +146,9 @@ def test_prompts_that_are_none(run: Running, prompt: Any) -> None:
         ({"logit_bias": {"05": 1}}, "logit_bias"),
         ({"logit_bias": {"\u0665": 1}}, "logit_bias"),
         ({"stop": ""}, "stop"),
-        ({"stop": ["a", ""]}, "stop"),
+        ({"stop": ["a", ""]}, "stop[1]"),
+        ({"stop": "x" * 1025}, "stop"),
+        ({"logit_bias": {str(token): 1 for token in range(4097)}}, "logit_bias"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         (

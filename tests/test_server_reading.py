@@ -137,6 +137,12 @@ def test_unsupported_fields_of_completions(field: str, neutral: Any, asking: Any
     assert problem(json.dumps({"prompt": "x", field: asking}).encode(), CompletionRequest).param == field
 
 
+def test_a_crowd_of_keys_with_one_twice() -> None:
+    """Looked for in time that grows with the keys, and not with their square: this one took minutes."""
+    keys = ", ".join(f'"k{index}": 0' for index in range(200_000))
+    assert problem(f'{{{keys}, "k7": 1}}'.encode()).param == "k7"
+
+
 def test_false_is_not_zero() -> None:
     problem(chat(repeat_limit=False))
     problem(chat(store=0))

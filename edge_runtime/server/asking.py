@@ -100,10 +100,7 @@ def grammar_of(form: ResponseFormat | None, model: Model) -> Grammar | None:
 
 
 def _stops(asked: Common) -> tuple[str, ...]:
-    stops = (asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop or ())
-    if "" in stops:
-        raise InputError("stop: an empty text would end every answer before it began", "stop")
-    return stops
+    return (asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop or ())
 
 
 def _shaping(asked: Common, model: Model) -> ShapingParams:

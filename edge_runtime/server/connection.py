@@ -25,6 +25,8 @@ from .problems import Problem, Refusal
 _CREDENTIALS = struct.Struct("3i")
 _MOST_PIPELINED = 64 << 10
 """Bytes of later requests that may wait behind one that is being answered."""
+_KEEP_ALIVE_S = 75
+"""Idle. Longer than clients keep theirs (httpx: 5 s), so that none sends a request into a connection that closes."""
 _SPARE_CONNECTIONS = 64
 """Above the limit, that are still told why they are refused."""
 
@@ -57,6 +59,7 @@ def uvicorn_config(app: Any, server: ServerConfig, **settings: Any) -> uvicorn.C
         log_config=None,
         proxy_headers=False,
         server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
         **settings,
     )
 

@@ -10,6 +10,7 @@ import math
 import re
 import types
 import typing
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -103,8 +104,7 @@ def parse(cls: type[T], body: bytes) -> T:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in found if keys.count(key) > 1)
+        (twice, _), *_ = Counter(key for key, _ in pairs).most_common(1)
         raise InputError(f"{_shown(twice)}: the key stands twice in one object", _shown(twice))
     return found
 
@@ -199,7 +199,7 @@ def _cleaned(cls: type[Struct], data: dict[str, Any], where: str) -> dict[str, A
             kept[key] = value
         elif key not in fields.asks_nothing:
             place = _place(where, key)
-            raise InputError(f"{place}: unknown field{did_you_mean(key, fields.known)}", place)
+            raise InputError(f"{place}: unknown field{did_you_mean(key[:64], fields.known)}", place)
         elif value is not None and not any(_same(value, one) for one in fields.asks_nothing[key]):
             place = _place(where, key)
             raise InputError(f"{place} is not supported", place)

@@ -14,13 +14,18 @@ from msgspec import Meta, Struct
 MOST_CHOICES = 128
 """Answers of one request: ``n``, and prompts times ``n``."""
 MOST_STOPS = 16
+MOST_TOOLS = 128
+"""And calls of one message."""
 MOST_TOP_LOGPROBS = 20
 COMPLETION_TOKENS = 16
 """OpenAI's default of /v1/completions."""
 
 Count = Annotated[int, Meta(ge=1, le=1 << 31)]
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
-Stop = str | Annotated[list[str], Meta(max_length=MOST_STOPS)]
+StopText = Annotated[str, Meta(min_length=1, max_length=1024)]
+"""Longer ones would be looked for at every token."""
+Stop = StopText | Annotated[list[StopText], Meta(max_length=MOST_STOPS)]
+Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
 
 
 class Strict(Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,7 +64,7 @@ class ToolCall(Strict, frozen=True):
 class ChatMessage(Strict, frozen=True):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Meta(max_length=MOST_TOOLS)] | None = None
     tool_call_id: str | None = None
     name: str | None = None
     """Of the function, in an answer of a tool; refused elsewhere, since Gemma's turns have no names."""
@@ -123,7 +128,7 @@ class Common(Strict, frozen=True, kw_only=True):
     min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: dict[str, Annotated[float, Meta(ge=-100.0, le=100.0)]] | None = None
+    logit_bias: Annotated[dict[str, Bias], Meta(max_length=4096)] | None = None
     response_format: ResponseFormat | None = None
     prediction: Prediction | None = None
     speculative: Speculative | None = None
@@ -145,7 +150,7 @@ class ChatRequest(Common, frozen=True, kw_only=True):
     """Wins over ``max_tokens``."""
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
-    tools: Annotated[list[Tool], Meta(max_length=128)] | None = None
+    tools: Annotated[list[Tool], Meta(max_length=MOST_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
 
