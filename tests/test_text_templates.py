@@ -128,7 +128,7 @@ SYSTEM, USER, MODEL = Message("system", "s"), Message("user", "u"), Message("ass
     [[MODEL], [USER, USER], [USER, MODEL, MODEL], [USER, SYSTEM], [SYSTEM, MODEL], [SYSTEM, SYSTEM, USER]],
 )
 def test_what_a_family_cannot_write_is_refused(family: str, talk: list[Message]) -> None:
-    with pytest.raises(InputError, match="chat template: |no message of a user") as caught:
+    with pytest.raises(InputError, match=r"chat template: |no message of a user") as caught:
         FAMILIES[family].encode(real.tokenizer(), talk)
     assert len(str(caught.value).splitlines()) == 1 and caught.value.param == "messages"
 
