@@ -8,7 +8,10 @@ two logarithms of a Gumbel value may differ in the last bit.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
+from numpy.typing import NDArray
 
 from edge_runtime.sampling import Ids, Probs
 
@@ -19,22 +22,39 @@ _UNIFORM = 0xBB67AE8584CAA73B
 _MULTIPLY_1 = 0xBF58476D1CE4E5B9
 _MULTIPLY_2 = 0x94D049BB133111EB
 _UNIT = 2.0**-52
+_MARGIN = 1e-12
+"""Relative; far above what rounding does to a share, far below what costs time."""
 
 
 def gumbel(seed: int, position: int, ids: Ids) -> Probs:
     """[n] standard Gumbel noise, finite, at token ``ids`` [n]. Of ``seed`` the low 64 bits count."""
-    bits = ids.astype(np.uint64)
-    bits *= np.uint64(_GOLDEN)  # arrays wrap silently; only numpy scalars would warn
-    bits += np.uint64(_key(seed, position, _GUMBEL))
-    _mix_array(bits)
-    bits >>= np.uint64(12)
-    noise = bits.astype(np.float64)
+    noise = _gumbel_bits(seed, position, ids).astype(np.float64)
     noise += 0.5  # 52 bits and a half are exact in float64: never 0, never 1
     noise *= _UNIT
     np.log(noise, out=noise)
     np.negative(noise, out=noise)
     np.log(noise, out=noise)
     return np.negative(noise, out=noise)
+
+
+def ids_above(level: float, seed: int, position: int, count: int) -> Ids:
+    """Ids in 0..``count`` - 1 whose ``gumbel`` noise exceeds ``level``, and perhaps a few just below it; rising.
+
+    Takes no logarithm but one: noise rises with the bits that it is made of.
+    """
+    share = math.exp(-math.exp(min(-level, 700.0)))  # of the bits, those that stay below
+    least = max(0, int(share * (1.0 - _MARGIN) * 2.0**52) - 1)
+    return np.flatnonzero(_gumbel_bits(seed, position, np.arange(count)) >= np.uint64(least))
+
+
+def _gumbel_bits(seed: int, position: int, ids: Ids) -> NDArray[np.uint64]:
+    """[n] 52 bits each."""
+    bits = ids.astype(np.uint64)
+    bits *= np.uint64(_GOLDEN)  # arrays wrap silently; only numpy scalars would warn
+    bits += np.uint64(_key(seed, position, _GUMBEL))
+    _mix_array(bits)
+    bits >>= np.uint64(12)
+    return bits
 
 
 def uniforms(seed: int, position: int, stream: int) -> float:

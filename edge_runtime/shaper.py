@@ -7,6 +7,7 @@ where they provably hold all of it, and from the full row otherwise; both ways l
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -42,6 +43,22 @@ class RowLogits(Protocol):
     def full(self) -> Floats:
         """[vocab_size]"""
         ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Known:
+    """What is known of a row's law without the full row."""
+
+    ids: Ids
+    """[n] tokens that may come next, by falling logit, ties by rising id; perhaps none."""
+    logits: Probs
+    """[n] shaped"""
+    bound: float
+    """No other token that may come next has a shaped logit above it."""
+    total: int
+    """Tokens that may come next, these included."""
+    mask: Mask | None = None
+    """[vocab_size] those; ``None``: all. The grammar's, void with its next call."""
 
 
 class Shaper:
@@ -114,20 +131,37 @@ class Shaper:
 
     def law(self, row: RowLogits, params: SamplingParams) -> Distribution:
         """Raises ``EngineError`` where nothing may come next, or where the row is not finite."""
-        ids, logits, bound = self._known(row)
-        mask = None if self._grammar is None else self._grammar.allowed()
-        total = self._vocab_size
-        if mask is not None:
-            total = int(np.count_nonzero(mask))
-            if total == 1:
-                return Distribution.one_hot(int(mask.argmax()))
-            kept = mask[ids]
-            ids, logits = ids[kept], logits[kept]
-        if len(ids) < total:
-            above = int(np.count_nonzero(logits > bound))
+        known = self.known(row)
+        if known.total == 1 and known.mask is not None:
+            return Distribution.one_hot(int(known.mask.argmax()))
+        ids, logits = known.ids, known.logits
+        if len(ids) < known.total:
+            above = int(np.count_nonzero(logits > known.bound))
             ids, logits = ids[:above], logits[:above]
-        law = law_from_top(ids, logits, bound, total - len(ids), params) if len(ids) else None
-        return self._full_law(row, mask, params) if law is None else law
+        law = law_from_top(ids, logits, known.bound, known.total - len(ids), params) if len(ids) else None
+        return self._full_law(row, known.mask, params) if law is None else law
+
+    def known(self, row: RowLogits) -> Known:
+        ids, logits, bound = self._known(row)
+        if self._grammar is None:
+            return Known(ids, logits, bound, self._vocab_size)
+        mask = self._grammar.allowed()
+        kept = mask[ids]
+        return Known(ids[kept], logits[kept], bound, int(np.count_nonzero(mask)), mask)
+
+    def logits(self, row: RowLogits, ids: Ids | None = None) -> Probs:
+        """[n] shaped, of ``ids`` [n] rising (``None``: of all); the grammar is not asked."""
+        full = row.full()
+        logits = (full if ids is None else full[ids]).astype(np.float64)
+        if self._shifts:
+            places = np.fromiter(self._shifts, np.int64, len(self._shifts))
+            shifts = np.fromiter(self._shifts.values(), np.float64, len(self._shifts))
+            if ids is not None:
+                shifted, places = places, np.minimum(ids.searchsorted(places), len(ids) - 1)
+                there = ids[places] == shifted
+                places, shifts = places[there], shifts[there]
+            logits[places] += shifts
+        return logits
 
     def _known(self, row: RowLogits) -> tuple[Ids, Probs, float]:
         """Ids and shaped logits, by falling logit, ties by rising id; no other token has a logit above the third."""
@@ -146,21 +180,13 @@ class Shaper:
         return ids, logits, bound
 
     def _full_law(self, row: RowLogits, mask: Mask | None, params: SamplingParams) -> Distribution:
-        full = row.full()
-        ids = None if mask is None else np.flatnonzero(mask)
-        if ids is not None and len(ids) == 0:
+        if mask is None:
+            return law_from_logits(self.logits(row), params)
+        ids = np.flatnonzero(mask)
+        if len(ids) == 0:
             raise EngineError("the grammar allows no token: the text cannot go on")
-        logits = (full if ids is None else full[ids]).astype(np.float64)
-        if self._shifts:
-            shifted = np.fromiter(self._shifts, np.int64, len(self._shifts))
-            shifts = np.fromiter(self._shifts.values(), np.float64, len(self._shifts))
-            if ids is not None:
-                places = np.minimum(ids.searchsorted(shifted), len(ids) - 1)
-                there = ids[places] == shifted
-                shifted, shifts = places[there], shifts[there]
-            logits[shifted] += shifts
-        law = law_from_logits(logits, params)
-        return law if ids is None else Distribution(ids[law.ids], law.probs)
+        law = law_from_logits(self.logits(row, ids), params)
+        return Distribution(ids[law.ids], law.probs)
 
     def _weigh(self, token: int) -> None:
         params, count = self._params, self._counts.get(token, 0)

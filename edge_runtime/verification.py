@@ -18,17 +18,19 @@ from .acceptance import (
     gumbel_pick,
     pick,
     recover,
-    shared_noise_row,
     threshold_row,
 )
 from .engines.protocol import Engine, Floats, HeadOutput, Ids
 from .errors import EngineError
-from .noise import gumbel
-from .sampling import Distribution, SamplingParams, law_from_candidates, law_from_logits, probability
+from .noise import gumbel, ids_above
+from .sampling import Distribution, Probs, SamplingParams, law_from_candidates, law_from_logits, probability
 from .session import Session, Top
-from .shaper import Shaper
+from .shaper import Known, Shaper
 
 _PLAIN = SamplingParams()
+
+_MANY = 4096
+"""Tokens of a law below which it is made as a whole: quicker than to ask all ids of the vocabulary for their noise."""
 
 _DRAWS = 32
 """Tries of an unfiltered residual before its law is computed in full."""
@@ -59,6 +61,10 @@ class Row:
         return int(self._head.argmax[self._index]) if self._shaper is None else self._shaper.best(self)
 
     @property
+    def vocab_size(self) -> int:
+        return self._engine.info.vocab_size
+
+    @property
     def candidate_ids(self) -> Ids:
         ids: Ids = self._head.candidate_ids[self._index]
         return ids
@@ -87,6 +93,18 @@ class Row:
             self.candidate_ids, self.candidate_logits, self.logsumexp, params, self._engine.info.vocab_size
         )
         return law_from_logits(self.full(), params) if law is None else law
+
+    def known(self) -> Known:
+        """What of the law the candidates hold."""
+        if self._shaper is not None:
+            return self._shaper.known(self)
+        vocab_size = self._engine.info.vocab_size
+        logits = self.candidate_logits.astype(np.float64)
+        return Known(self.candidate_ids, logits, float(logits[-1]), vocab_size)
+
+    def logits(self, ids: Ids) -> Probs:
+        """[n] of ``ids`` [n] rising, shaped but for the grammar."""
+        return self.full()[ids].astype(np.float64) if self._shaper is None else self._shaper.logits(self, ids)
 
     def logprob(self, token: int) -> float:
         """At the request's temperature, before any filter."""
@@ -166,7 +184,9 @@ def judge_for(session: Session) -> Judge:
         return _GREEDY_JUDGE
     if session.seed is not None:
         return _SharedNoise(session.params, session.seed)
-    if shaped or session.params.filtered:
+    if shaped and not session.params.filtered:
+        return _ShapedRejection(session.params, session.rng)
+    if session.params.filtered:
         return _Rejection(session.params, session.rng)
     return _UnfilteredRejection(session.params, session.rng)
 
@@ -228,16 +248,45 @@ class _SharedNoise:
         self.inverse_temperature = params.inverse_temperature
 
     def decide(self, row: Row, draft: int, law: Distribution | None, position: int) -> RowDecision:
-        target = row.law(self._params)
-        return shared_noise_row(target, draft, gumbel(self._seed, position, target.ids))
+        return greedy_row(self.draw(row, position), draft)
 
     def draw(self, row: Row, position: int) -> int:
-        target = row.law(self._params)
-        return gumbel_pick(target, gumbel(self._seed, position, target.ids))
+        return _keyed_token(row, self._params, self._seed, position)
+
+
+def _keyed_token(row: Row, params: SamplingParams, seed: int, position: int) -> int:
+    """A draw from the row's law, by the noise of a (seed, position)."""
+    token = None if params.filtered else _from_known(row, params.inverse_temperature, seed, position)
+    if token is not None:
+        return token
+    target = row.law(params)
+    return gumbel_pick(target, gumbel(seed, position, target.ids))
+
+
+def _from_known(row: Row, inverse_temperature: float, seed: int, position: int) -> int | None:
+    """The same of an unfiltered law, without making a law of the whole vocabulary; ``None``: make it.
+
+    Another token than the known ones can win only by its noise, and how much of that it needs is known: what the best
+    of them has above the bound of the others.
+    """
+    known = row.known()
+    if not len(known.ids) or known.total < _MANY:
+        return None
+    ids, scores = known.ids, known.logits * inverse_temperature + gumbel(seed, position, known.ids)
+    best = float(scores.max())
+    if not math.isfinite(best):
+        return None
+    others = ids_above(best - known.bound * inverse_temperature, seed, position, row.vocab_size)
+    if known.mask is not None:
+        others = others[known.mask[others]]
+    if len(others):
+        more = row.logits(others) * inverse_temperature + gumbel(seed, position, others)
+        ids, scores = np.concatenate([ids, others]), np.concatenate([scores, more])
+    return int(ids[scores == scores.max()].min())
 
 
 class _Rejection:
-    """Maximal coupling under a law with filters, or one that was shaped."""
+    """Maximal coupling under a law with filters."""
 
     gathers = False
 
@@ -254,6 +303,19 @@ class _Rejection:
 
     def draw(self, row: Row, position: int) -> int:
         return pick(row.law(self._params), self._rng.random())
+
+
+class _ShapedRejection(_Rejection):
+    """The same under a pure temperature law that was shaped, which as a whole is dear to make.
+
+    To a draft that was not drawn, drawing the row's token and comparing is the same coupling.
+    """
+
+    def decide(self, row: Row, draft: int, law: Distribution | None, position: int) -> RowDecision:
+        return greedy_row(self.draw(row, position), draft) if law is None else super().decide(row, draft, law, position)
+
+    def draw(self, row: Row, position: int) -> int:
+        return _keyed_token(row, self._params, int(self._rng.integers(1 << 63)), position)
 
 
 class _UnfilteredRejection:

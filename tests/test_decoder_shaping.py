@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from test_decoder_sampling import SMALL, LikelyButWrong, chi_square_excess, other
 
+from edge_runtime import verification
 from edge_runtime.acceptance import gumbel_pick
 from edge_runtime.cost import HeadMode
 from edge_runtime.decoder import Decoder
@@ -96,6 +97,33 @@ def run(
 def drafters(agreement: float) -> list[Drafter]:
     info = FakeEngine(MODEL).info
     return [DraftModel(FakeEngine(other(MODEL, agreement)), info), PromptLookup()]
+
+
+@pytest.fixture(params=["as a whole", "from what is known"])
+def unfiltered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways to draw from a pure temperature law; the choice is by the size of the vocabulary."""
+    monkeypatch.setattr(verification, "_MANY", 0 if request.param == "from what is known" else 1 << 30)
+
+
+@pytest.mark.usefixtures("unfiltered")
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
+@pytest.mark.parametrize("name", GRAMMARS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_draw_from_what_is_known_is_a_draw_from_the_whole_law(temperature: float, name: str, shape: str) -> None:
+    params = SamplingParams(temperature=temperature)
+    wanted = written_out(params, 7, SHAPES[shape], GRAMMARS[name])
+    for drafter in (None, *drafters(0.8)):
+        session, _, _ = run(params, SHAPES[shape], GRAMMARS[name], drafter, 3)
+        assert session.generated.tolist() == wanted
+
+
+def test_a_draw_from_what_is_known_seldom_needs_the_full_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verification, "_MANY", 0)
+    model = FakeModel(scale=6.0)
+    engine = FakeEngine(model, candidates=16)
+    session = Session(engine.info, PROMPT, SamplingParams(), seed=7, top_logprobs=None)
+    steps = decode(Decoder(engine), session)
+    assert len(engine.rows_of("logits")) < 0.3 * len(steps)
 
 
 @pytest.mark.parametrize("params", LAWS, ids=str)
@@ -205,10 +233,13 @@ def test_cut_takes_the_shaping_back(name: str) -> None:
     "params", [SamplingParams(), SamplingParams(temperature=0.7, top_k=4), SamplingParams(temperature=1.5, top_p=0.85)],
     ids=str,
 )  # fmt: skip
-@pytest.mark.parametrize("kind", ["half", "one-hot", "foreign", "none"])
+@pytest.mark.parametrize("kind", ["half", "one-hot", "foreign"])
 @pytest.mark.parametrize("shape", ["penalties", "grammar"])
-def test_unseeded_texts_follow_the_shaped_law(params: SamplingParams, kind: str, shape: str) -> None:
+def test_unseeded_texts_follow_the_shaped_law(
+    params: SamplingParams, kind: str, shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A draw that the grammar refuses must not bend the law: its row is decided against the draft's own law."""
+    monkeypatch.setattr(verification, "_MANY", 0)
     grammar = (
         FakeGrammar(lambda prefix: [(len(prefix) * 3 + i) % 6 for i in range(4)], 6) if shape == "grammar" else None
     )
@@ -216,8 +247,8 @@ def test_unseeded_texts_follow_the_shaped_law(params: SamplingParams, kind: str,
     prompt = [1, 2, 3, 1]
     engine = FakeEngine(SMALL, candidates=3)
     draft = DraftModel(FakeEngine(other(SMALL, 0.6), candidates=3), engine.info)
-    drafter = {"half": draft, "one-hot": PromptLookup(2, 1), "foreign": LikelyButWrong(), "none": None}[kind]
-    decoder = Decoder(engine, drafter, FixedLength(2 if kind != "none" else 0, 1))
+    drafter = {"half": draft, "one-hot": PromptLookup(2, 1), "foreign": LikelyButWrong()}[kind]
+    decoder = Decoder(engine, drafter, FixedLength(2, 1))
     chances: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(3):
         longer = {}

@@ -8,7 +8,7 @@ import timeit
 import numpy as np
 import pytest
 
-from edge_runtime.noise import gumbel, uniforms
+from edge_runtime.noise import gumbel, ids_above, uniforms
 
 EULER = 0.5772156649015329
 COUNT = 50_000
@@ -85,3 +85,18 @@ def test_noise_is_cheap() -> None:
     few, all_ids = np.arange(64), np.arange(262_144)
     assert min(timeit.repeat(lambda: gumbel(1, 2, few), number=50, repeat=20)) / 50 < 400e-6
     assert min(timeit.repeat(lambda: gumbel(1, 2, all_ids), number=1, repeat=5)) < 0.15
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**63 + 5])
+def test_ids_above_a_level_are_those_whose_noise_is_above_it(seed: int) -> None:
+    noise = gumbel(seed, 11, np.arange(50_000))
+    edges = np.sort(noise)
+    levels = [-math.inf, -5.0, -2.5, -1.0, 0.0, 1.0, 4.0, 9.0, float(edges[-1]), 40.0, math.inf]
+    # Just below a value, at it, and just above it: what is above must not be missed by a rounding.
+    levels += [float(np.nextafter(edge, way)) for edge in edges[[0, 10, 25_000, -100, -2]] for way in (-1e3, 1e3)]
+    levels += edges[[0, 10, 25_000, -100, -2]].tolist()
+    for level in levels:
+        found = ids_above(level, seed, 11, 50_000)
+        wanted = np.flatnonzero(noise > level)
+        assert np.isin(wanted, found).all() and np.all(np.diff(found) > 0)
+        assert len(found) <= len(wanted) + 2
