@@ -248,6 +248,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "itself": ({"$ref": "#"}, "requires itself"),
     "each other": ({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, "itself"),
     "endless": ({"$defs": {"n": obj("n", n={"$ref": "#/$defs/n"})}, "$ref": "#/$defs/n"}, "requires itself"),
+    "endless if begun": (obj("a", a=INTEGER, b={"$ref": "#/properties/b"}), "#/properties/b: no finite text"),
+    "endless alternative": ({"anyOf": [{"type": "null"}, {"$ref": "#/anyOf/1"}]}, "#/anyOf/1: no finite text"),
     "endless list": ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, "requires itself"),
     "too deep": (deep(200), "nested deeper than 100"),
     "much too deep": (deep(5000), "nested deeper than 100"),

@@ -108,7 +108,8 @@ def _check_part(place: str, part: Any) -> None:
 
 
 def _check_ends(schema: Schema) -> None:
-    """Refuses a schema that only an endless text satisfies, as a list node that must have a next one."""
+    """Refuses a part that only an endless text satisfies, as a list node that must have a next one. Of an optional
+    part too: a model that begins it could not come out again."""
     parts = {place: part for place, part in _parts(schema) if isinstance(part, dict)}
     users: dict[str, list[str]] = {}
     for place, part in parts.items():
@@ -121,8 +122,8 @@ def _check_ends(schema: Schema) -> None:
         if place not in ending and _ends(place, parts[place], parts, ending):
             ending.add(place)
             waiting += users.get(place, ())
-    if "#" not in ending:
-        raise InputError("no finite text satisfies it: it requires itself")
+    if endless := next((place for place in parts if place not in ending), None):
+        raise InputError(f"{endless}: no finite text satisfies it, since it requires itself")
 
 
 def _ends(place: str, part: Schema, parts: dict[str, Schema], ending: set[str]) -> bool:
