@@ -14,6 +14,7 @@ import model_fixture as real
 import numpy as np
 import pytest
 from grammar_walks import Walk, Words
+from random_schemas import random_schema
 from tiny_bundle import tiny_tokenizer
 
 from edge_runtime.errors import InputError
@@ -98,6 +99,21 @@ def test_every_answer_parses_and_satisfies_its_schema(kind: str, walks: int, nam
     for seed in range(walks):
         text = Walk(grammar, words, random.Random(f"{name} {seed}")).answer(most=60)
         validator.validate(json.loads(text))
+
+
+def test_what_is_not_refused_is_kept() -> None:
+    compiler, words, _ = tiny()
+    kept = 0
+    for seed in range(400):
+        schema = random_schema(random.Random(seed))
+        try:
+            grammar = compiler.json_schema(schema)
+        except InputError:
+            continue
+        kept += 1
+        text = Walk(grammar, words, random.Random(seed)).answer(most=40)
+        jsonschema.Draft202012Validator(schema).validate(json.loads(text))
+    assert kept > 200
 
 
 def test_formats_are_kept() -> None:
