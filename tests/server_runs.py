@@ -240,20 +240,24 @@ def events(body: str) -> list[Any]:
 
 
 @contextmanager
-def running(model: Model, turns: Turns, place: Path, server: ServerConfig | None = None) -> Iterator[Running]:
+def running(
+    model: Model, turns: Turns, place: Path, server: ServerConfig | None = None, **settings: Any
+) -> Iterator[Running]:
+    """``settings`` of uvicorn."""
     path = str(place / "api.sock")
     config = Config(bundle=str(place), server=server or ServerConfig(socket=path))
     service = Service(config, Standing("ready", "", model, turns))
-    with listening(service, path) as running:
+    with listening(service, path, **settings) as running:
         yield running
 
 
 @contextmanager
-def listening(service: Service, path: str) -> Iterator[Running]:
+def listening(service: Service, path: str, **settings: Any) -> Iterator[Running]:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(path)
     listener.listen(1024)
-    server = uvicorn.Server(uvicorn_config(create_app(service), service.config.server, timeout_graceful_shutdown=1))
+    settings = {"timeout_graceful_shutdown": 1, **settings}
+    server = uvicorn.Server(uvicorn_config(create_app(service), service.config.server, **settings))
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
     try:

@@ -140,6 +140,22 @@ def test_a_body_behind_its_refusal_is_read_to_its_end(start: Start) -> None:
         assert one_response(connection)[0] == 200
 
 
+def test_an_idle_connection_is_let_go(model: Model, puppet: Puppet, tmp_path: Path) -> None:
+    with running(model, puppet, tmp_path, LIMITS, timeout_keep_alive=SOON) as run:
+        with run.connect() as connection:
+            connection.sendall(request("GET", "/health"))
+            assert one_response(connection)[0] == 200
+            assert read_all(connection) == b""
+        with run.connect() as connection:
+            # The last that is heard of it is a body that nobody reads.
+            head = request("POST", "/x", content_type="application/json", transfer_encoding="chunked")
+            connection.sendall(head)
+            assert one_response(connection)[0] == 404
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(b"0\r\n\r\n")
+            assert read_all(connection) == b""
+
+
 def test_a_body_of_no_known_length_is_bounded_too(start: Start) -> None:
     with start().connect() as connection:
         head = request("POST", "/v1/chat/completions", content_type="application/json", transfer_encoding="chunked")

@@ -59,8 +59,7 @@ def uvicorn_config(app: Any, server: ServerConfig, **settings: Any) -> uvicorn.C
         log_config=None,
         proxy_headers=False,
         server_header=False,
-        timeout_keep_alive=_KEEP_ALIVE_S,
-        **settings,
+        **{"timeout_keep_alive": _KEEP_ALIVE_S, **settings},
     )
 
 
