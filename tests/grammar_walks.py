@@ -6,11 +6,17 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
+import model_fixture as real
 import numpy as np
 from numpy.typing import NDArray
+from tiny_bundle import tiny_tokenizer
 
 from edge_runtime.text.grammar import Grammar, GrammarState
+from edge_runtime.text.llguidance_grammar import GrammarCompiler
+from edge_runtime.text.tokenizer import Tokenizer
 
 _STRUCTURE = set(b'"{}[],: 0123456789.-+eEtrufalsnb')
 
@@ -112,3 +118,35 @@ class Walk:
         close = next((spelt[end] for end in (b'"', b"}", b"]") if end in spelt), None)
         # Not always: inside a string that has to hold something first, a bracket is one more character.
         return int(self.chance.choice(ids)) if close is None or self.chance.random() < 0.3 else close
+
+
+PADDED = 3
+"""Rows of the head that are no piece."""
+REAL_EOS, TINY_EOS = (1, 106), (1, 6)
+
+
+@cache
+def tiny() -> tuple[GrammarCompiler, Words, Tokenizer]:
+    tokenizer = real.load_tokenizer(tiny_tokenizer())
+    rows = tokenizer.vocab_size + PADDED
+    words = Words.of(tokenizer.piece_bytes, tokenizer.vocab_size, TINY_EOS, rows)
+    return GrammarCompiler(tokenizer, TINY_EOS, rows), words, tokenizer
+
+
+@cache
+def gemma() -> tuple[GrammarCompiler, Words, Tokenizer]:
+    tokenizer = real.tokenizer()
+    words = Words.of(tokenizer.piece_bytes, 256000, REAL_EOS, tokenizer.vocab_size)
+    return GrammarCompiler(tokenizer, REAL_EOS, tokenizer.vocab_size), words, tokenizer
+
+
+def obj(required: str = "", additional: object = False, **properties: object) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": required.split(),
+        "additionalProperties": additional,
+    }
+
+
+STRING, INTEGER = {"type": "string"}, {"type": "integer"}

@@ -4,56 +4,19 @@ from __future__ import annotations
 
 import json
 import random
-import threading
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import jsonschema
 import model_fixture as real
 import numpy as np
 import pytest
-from grammar_walks import Walk, Words
+from grammar_walks import INTEGER, PADDED, REAL_EOS, STRING, Walk, Words, gemma, obj, tiny
 from random_schemas import random_schema
 from tiny_bundle import tiny_tokenizer
 
 from edge_runtime.errors import InputError
 from edge_runtime.text.grammar import Grammar
-from edge_runtime.text.llguidance_grammar import GrammarCompiler
-from edge_runtime.text.message import Tool, ToolCall
-from edge_runtime.text.tokenizer import Tokenizer
-from edge_runtime.text.tools import CallReader
 
-PADDED = 3
-"""Rows of the head that are no piece."""
-REAL_EOS, TINY_EOS = (1, 106), (1, 6)
-
-
-@cache
-def tiny() -> tuple[GrammarCompiler, Words, Tokenizer]:
-    tokenizer = real.load_tokenizer(tiny_tokenizer())
-    rows = tokenizer.vocab_size + PADDED
-    words = Words.of(tokenizer.piece_bytes, tokenizer.vocab_size, TINY_EOS, rows)
-    return GrammarCompiler(tokenizer, TINY_EOS, rows), words, tokenizer
-
-
-@cache
-def gemma() -> tuple[GrammarCompiler, Words, Tokenizer]:
-    tokenizer = real.tokenizer()
-    words = Words.of(tokenizer.piece_bytes, 256000, REAL_EOS, tokenizer.vocab_size)
-    return GrammarCompiler(tokenizer, REAL_EOS, tokenizer.vocab_size), words, tokenizer
-
-
-def obj(required: str = "", additional: object = False, **properties: object) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": required.split(),
-        "additionalProperties": additional,
-    }
-
-
-STRING, INTEGER = {"type": "string"}, {"type": "integer"}
 SCHEMAS: dict[str, Any] = {
     "any object": {"type": "object"},
     "anything": {},
@@ -224,214 +187,7 @@ def test_regular_expressions_and_choices() -> None:
         assert text == "c" or (text[:2], text[4:]) == ("a/", ".b")
 
 
-# --- refusals -------------------------------------------------------------------------------------
-
-
-def deep(levels: int) -> Any:
-    schema: Any = STRING
-    for _ in range(levels):
-        schema = {"type": "array", "items": schema}
-    return schema
-
-
-REFUSED: dict[str, tuple[Any, str]] = {
-    "a list": ([], "must be an object, not a list"),
-    "a boolean": (True, "must be an object, not a boolean"),
-    "no JSON": ({"enum": [{1}]}, "not JSON"),
-    "no number": ({"minimum": float("nan")}, "not JSON"),
-    "not": ({"not": {}}, "keyword 'not' is not supported"),
-    "if": (obj(a={"if": {}, "then": {}}), "#/properties/a: keyword 'if'"),
-    "unique": ({"type": "array", "uniqueItems": True}, "'uniqueItems'"),
-    "misspelt": ({"type": "object", "propertes": {}}, "did you mean 'properties'"),
-    "OpenAPI": ({"type": "string", "nullable": True}, "'nullable'"),
-    "of the library": ({"type": "object", "x-guidance": {"lenient": True}}, "'x-guidance'"),
-    "inside a list": ({"anyOf": [STRING, {"contains": STRING}]}, "#/anyOf/1: keyword 'contains'"),
-    "inside a definition": ({"$defs": {"a/b": {"else": {}}}}, "#/$defs/a~1b: keyword 'else'"),
-    "list for an object": ({"properties": []}, "#/properties must be an object, not a list"),
-    "object for a list": ({"anyOf": {}}, "#/anyOf must be a list, not an object"),
-    "old tuple": ({"type": "array", "items": [STRING]}, "#/items must be a schema, not a list"),
-    "type": ({"type": "strng"}, "strng"),
-    "type of type": ({"type": 1}, "type"),
-    "format": ({"type": "string", "format": "colour"}, "colour"),
-    "regular expression": ({"type": "string", "pattern": "("}, "unclosed"),
-    "look-ahead": ({"type": "string", "pattern": "(?=a)"}, "look-around"),
-    "empty": (False, "must be an object"),
-    "unsatisfiable": ({"type": "integer", "minimum": 3, "maximum": 2}, "nsatisfiable"),
-    "impossible": (obj("a", a=False), "nsatisfiable"),
-    "overlap": ({"oneOf": [{"type": "number"}, INTEGER]}, "oneOf"),
-    "elsewhere": ({"$ref": "https://example.com/x"}, "inside the schema"),
-    "nowhere": ({"$ref": "#/$defs/x"}, "does not exist"),
-    "itself": ({"$ref": "#"}, "requires itself"),
-    "each other": ({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, "itself"),
-    "endless": ({"$defs": {"n": obj("n", n={"$ref": "#/$defs/n"})}, "$ref": "#/$defs/n"}, "requires itself"),
-    "endless if begun": (obj("a", a=INTEGER, b={"$ref": "#/properties/b"}), "#/properties/b: no finite text"),
-    "endless alternative": ({"anyOf": [{"type": "null"}, {"$ref": "#/anyOf/1"}]}, "#/anyOf/1: no finite text"),
-    "endless list": ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, "requires itself"),
-    "too deep": (deep(200), "nested deeper than 100"),
-    "much too deep": (deep(5000), "nested deeper than 100"),
-    "too large": ({"enum": [f"value {i}" for i in range(20_000)]}, "bytes of JSON, at most"),
-    "too costly": ({"type": "integer", "multipleOf": 1_000_000_007}, "fuel"),
-    "too many ways": (
-        {"allOf": [{"anyOf": [obj(additional=True, **{f"p{i}_{j}": STRING}) for j in range(4)]} for i in range(8)]},
-        "too large",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_schema_that_cannot_be_kept_is_refused_in_one_line(name: str) -> None:
-    schema, words = REFUSED[name]
-    with pytest.raises(InputError) as caught:
-        tiny()[0].json_schema(schema)
-    text = str(caught.value)
-    assert words in text and text.startswith("schema: ") and len(text.splitlines()) == 1
-    assert caught.value.param == "response_format"
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"type": "array", "items": {"$ref": "#"}},
-        {"type": "array", "items": {"$ref": "#"}, "maxItems": 3},
-        obj(self={"$ref": "#"}),
-        {"properties": {"self": {"$ref": "#"}}, "required": ["self"]},
-        {"anyOf": [{"$ref": "#/$defs/n"}, {"type": "null"}], "$defs": {"n": obj("n", n={"$ref": "#"})}},
-        obj("a", a=deep(80)),
-    ],
-)
-def test_what_can_end_is_not_refused(schema: Any) -> None:
-    compiler, words, _ = tiny()
-    text = Walk(compiler.json_schema(schema), words, random.Random(0)).answer(most=30)
-    jsonschema.validate(json.loads(text), schema)
-
-
-def test_a_long_chain_of_references_is_followed_at_once() -> None:
-    """The time is not measured, but a walk that starts anew for each of them would take minutes."""
-    order = list(range(2000))
-    random.Random(0).shuffle(order)
-    chain = {str(i): {"$ref": f"#/$defs/{i + 1}"} for i in order}
-    with pytest.raises(InputError, match="itself"):
-        tiny()[0].json_schema({"$defs": {**chain, "2000": {"$ref": "#"}}, "$ref": "#/$defs/0"})
-
-
-def test_an_expression_that_grows_too_large_fails_its_answer_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge_runtime.text.llguidance_grammar._LEXER_STATES", 2000)
-    compiler, words, tokenizer = gemma()
-    state = compiler.json_schema({"type": "string", "pattern": "^(a|aa)*.*[ab].{18}$"}).start()
-    state.accept(tokenizer.encode('"', bos=False)[0])
-    chance = random.Random(1)
-
-    def go_on() -> None:
-        for _ in range(3000):
-            state.accept(int(chance.choice(np.flatnonzero(state.allowed() & ~words.structural)[2:])))
-
-    with pytest.raises(InputError, match="too complex") as caught:
-        go_on()
-    assert len(str(caught.value).splitlines()) == 1 and caught.value.param == "response_format"
-    assert json.loads(Walk(compiler.json_object(), words, random.Random(1)).answer(most=20)) is not None
-
-
-def test_the_library_is_loaded_by_the_first_grammar_and_once() -> None:
-    """Threads of a server may all be first."""
-    compiler = GrammarCompiler(tiny()[2], TINY_EOS, 512)
-    built: list[Any] = []
-    start = threading.Barrier(4)
-
-    def build() -> None:
-        start.wait(60)
-        compiler.json_object()
-        built.append(compiler._built())
-
-    threads = [threading.Thread(target=build) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert len(built) == 4 and all(tables is built[0] for tables in built)
-
-
-# --- calls ----------------------------------------------------------------------------------------
-
-WEATHER = Tool("get_weather", "", obj("city", city=STRING, unit={"enum": ["c", "f"]}))
-NOTHING = Tool("stop-it", "", {"type": "object", "properties": {}, "additionalProperties": False})
-TREE = Tool("tree", "", {"$defs": {"t": obj(l={"$ref": "#/$defs/t"})}, "properties": {"t": {"$ref": "#/$defs/t"}}})
-TOOLS = [WEATHER, NOTHING, TREE]
-
-
-def read(text: str) -> list[str | ToolCall]:
-    reader = CallReader(lambda: "id")
-    found = [part for letter in text for part in reader.push(letter)]
-    return found + reader.flush()
-
-
-@pytest.mark.parametrize("parallel", [False, True])
-@pytest.mark.parametrize("kind", ["tiny", "gemma"])
-def test_required_calls_are_calls(kind: str, parallel: bool) -> None:
-    compiler, words, _ = tiny() if kind == "tiny" else gemma()
-    grammar = compiler.tool_calls(TOOLS, text=False, parallel=parallel)
-    schemas = {tool.name: {**tool.parameters, "type": "object"} for tool in TOOLS}
-    most = 0
-    for seed in range(12 if kind == "tiny" else 3):
-        calls = read(Walk(grammar, words, random.Random(seed)).answer(most=80))
-        most = max(most, len(calls))
-        assert calls
-        for call in calls:
-            assert isinstance(call, ToolCall)
-            jsonschema.validate(json.loads(call.arguments), schemas[call.name])
-    assert most == 1 or parallel
-
-
-@pytest.mark.parametrize("parallel", [False, True])
-def test_an_answer_is_text_or_calls(parallel: bool) -> None:
-    compiler, _, tokenizer = gemma()
-    grammar = compiler.tool_calls(TOOLS, text=True, parallel=parallel)
-
-    def fits(text: str) -> bool:
-        tokens = tokenizer.encode(text, bos=False)
-        return grammar.start().valid_prefix([*tokens, 106]) == len(tokens) + 1
-
-    call = '{"name": "stop-it", "parameters": {}}'
-    texts = ["", 'Hello,\n\n"you"', "{}", "[", '[{"a": 1}]', '{"name', "[x](y)", '\n{"name": 1}', "中é"]
-    assert all(map(fits, [*texts, call]))
-    assert fits(f"[{call}, {call}]") == parallel and fits(f"[{call}]") == parallel
-    wrong = ['{"name": "other"', '{"name": 1}', f"{call} and more", f"{call}{call}", f"[{call}", '{"name":"stop-it"']
-    assert not any(map(fits, wrong))
-    # Text is read as text, and what is read as a call is one.
-    assert ["".join(map(str, read(text))) for text in texts] == texts
-    assert read(call) == [ToolCall("id", "stop-it", "{}")]
-
-
-def test_free_text_may_say_anything_but_control_pieces() -> None:
-    compiler, _, tokenizer = gemma()
-    state = compiler.tool_calls(TOOLS, text=True, parallel=True).start()
-    for token in tokenizer.encode("Well, ", bos=False):
-        state.accept(token)
-    allowed = state.allowed()
-    assert not allowed[tokenizer.control_id("<start_of_turn>")] and allowed[list(REAL_EOS)].all()
-    # Bytes that can begin a character, and every whole piece.
-    assert allowed[1000:200_000].all()
-
-
-@pytest.mark.parametrize(
-    ("tools", "words"),
-    [
-        ([], "none to call"),
-        ([Tool("a b", "", {})], "letters, digits"),
-        ([Tool("", "", {})], "letters, digits"),
-        ([WEATHER, Tool("x", "", {"type": "string"})], "tools[1]: parameters of 'x' must be of type 'object'"),
-        ([Tool("x", "", obj(a={"not": {}}))], "parameters of 'x': #/properties/a: keyword 'not'"),
-        ([Tool("x", "", obj("a", a=False))], "nsatisfiable"),
-        ([Tool(f"t{i}", "d" * 60_000, {}) for i in range(3)], "bytes of JSON"),
-    ],
-)
-def test_tools_that_cannot_be_called_are_refused(tools: list[Tool], words: str) -> None:
-    with pytest.raises(InputError) as caught:
-        tiny()[0].tool_calls(tools, text=True, parallel=True)
-    assert words in str(caught.value) and len(str(caught.value).splitlines()) == 1
-    assert caught.value.param == "tools"
-
-
-def test_every_piece_is_known_at_once(tmp_path: Path) -> None:
+def test_every_piece_is_known_at_once() -> None:
     for tokenizer in (real.load_tokenizer(tiny_tokenizer()), real.tokenizer()):
         everything = list(tokenizer.all_piece_bytes())
         assert len(everything) == tokenizer.vocab_size
