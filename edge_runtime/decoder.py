@@ -71,6 +71,7 @@ class Decoder:
 
         An exception out of ``progress`` stops it between two chunks, and calling again goes on from there.
         """
+        _refuse_finished(session)
         while (result := self._prefill_turn(session)) is None:
             if progress is not None:
                 progress(session.kv_len, session.prompt_len)

@@ -184,19 +184,8 @@ class Session:
         ``repeat_limit``: the text ends once so many tokens at its end only repeat themselves.
         Prompt and text together never exceed the capacity. Raises ``InputError``, ``PromptTooLong``.
         """
-        ids = np.asarray(prompt, dtype=np.int64)
-        if ids.ndim != 1 or len(ids) == 0:
-            raise InputError("the prompt has no tokens", "prompt")
-        if len(ids) >= info.capacity:
-            raise PromptTooLong(
-                f"the prompt has {len(ids)} tokens and the context {info.capacity}: no room is left for an answer"
-            )
-        if int(ids.min()) < 0 or int(ids.max()) >= info.vocab_size:
-            raise InputError(f"the prompt holds a token id outside 0..{info.vocab_size - 1}", "prompt")
-        _check_range("max_tokens", max_tokens, 1)
-        _check_range("max_draft_tokens", max_draft_tokens, 0)
-        _check_range("top_logprobs", top_logprobs, 0, min(MOST_TOP_LOGPROBS, info.candidates))
-        _check_range("repeat_limit", repeat_limit, LEAST_SPAN)
+        ids = _checked_prompt(info, prompt)
+        _check_options(info, max_tokens, max_draft_tokens, top_logprobs, repeat_limit)
         if not 0 <= kv_len <= len(ids):
             raise InputError(f"{kv_len} cached tokens of a prompt of {len(ids)}")
         if not 0.0 < threshold <= 1.0:
@@ -215,15 +204,18 @@ class Session:
         self.eos_ids = frozenset(int(token) for token in eos_ids)
         self.slot = slot
         self.kv_len = kv_len
-        self.finish_reason: FinishReason | None = None
         self.shaper = shaper_for(shaping, grammar, info.vocab_size, self.eos_ids)
         """``None``: the law is the model's."""
         self.top_logprobs = top_logprobs
         self.max_draft_tokens = max_draft_tokens
         self.repeat_limit = repeat_limit
+        self.prediction = None if prediction is None else Prediction(prediction, info.vocab_size)
+        self._begin(info)
+
+    def _begin(self, info: EngineInfo) -> None:
+        self.finish_reason: FinishReason | None = None
         self.repetition = ""
         """What ended the text, if that was the repeat limit."""
-        self.prediction = None if prediction is None else Prediction(prediction, info.vocab_size)
         self.drafting = TextState()
         """Of the length policy, on the drafter; the next one, on the prediction."""
         self.predicting = TextState(free_k=info.max_rows - 1)
@@ -284,12 +276,38 @@ class Session:
             raise ValueError(f"cannot cut {self.length} tokens to {length}: {self.prompt_len} are the prompt")
         self.length = length
         self.kv_len = min(self.kv_len, length)
-        self.repetition = ""
+        self.repetition, self.warming = "", None
         self._agree()
 
     def _agree(self) -> None:
         if self.shaper is not None:
             self.shaper.agree(self.generated)
+
+
+def _checked_prompt(info: EngineInfo, prompt: Sequence[int] | Ids) -> Ids:
+    ids = np.asarray(prompt, dtype=np.int64)
+    if ids.ndim != 1 or len(ids) == 0:
+        raise InputError("the prompt has no tokens", "prompt")
+    if len(ids) >= info.capacity:
+        raise PromptTooLong(
+            f"the prompt has {len(ids)} tokens and the context {info.capacity}: no room is left for an answer"
+        )
+    if int(ids.min()) < 0 or int(ids.max()) >= info.vocab_size:
+        raise InputError(f"the prompt holds a token id outside 0..{info.vocab_size - 1}", "prompt")
+    return ids
+
+
+def _check_options(
+    info: EngineInfo,
+    max_tokens: int | None,
+    max_draft_tokens: int | None,
+    top_logprobs: int | None,
+    repeat_limit: int | None,
+) -> None:
+    _check_range("max_tokens", max_tokens, 1)
+    _check_range("max_draft_tokens", max_draft_tokens, 0)
+    _check_range("top_logprobs", top_logprobs, 0, min(MOST_TOP_LOGPROBS, info.candidates))
+    _check_range("repeat_limit", repeat_limit, LEAST_SPAN)
 
 
 def _check_range(name: str, value: int | None, least: int, most: int | None = None) -> None:

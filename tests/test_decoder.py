@@ -166,8 +166,9 @@ def test_end_of_text_at_every_draft_index(index: int, head_mode: HeadMode, seed:
     assert session.kv_len <= session.length
     # What lay behind the end was never judged, so it is no rejection either.
     assert session.totals.accepted == session.totals.drafted
-    with pytest.raises(ValueError, match="finished"):
-        Decoder(engine, drafter, FixedLength(3)).step(session)
+    for go_on in (Decoder.step, Decoder.prefill, Decoder.advance):
+        with pytest.raises(ValueError, match="finished"):
+            go_on(Decoder(engine, drafter, FixedLength(3)), session)
 
 
 def test_end_of_text_as_the_first_and_as_a_recovered_token() -> None:

@@ -8,9 +8,15 @@ import numpy as np
 import pytest
 from tiny_models import TinyConfig, export_tiny, run_in_chunks, save_tiny, tiny_engine
 
+from edge_runtime.decoder import Decoder
 from edge_runtime.engines.protocol import HeadRequest, StepInput
+from edge_runtime.sampling import SamplingParams
+from edge_runtime.session import Session
+from edge_runtime.testing import decode
 from export.checkpoint import open_checkpoint
 from export.reference import Reference
+
+GREEDY = SamplingParams(temperature=0.0)
 
 CONFIGS = {
     "gemma3-gqa2": TinyConfig(),
@@ -89,6 +95,13 @@ def test_a_copied_prefix_goes_on_as_its_source(tiny: tuple[Path, TinyConfig], tm
     engine.forward(StepInput(0, ids[::-1], 0, None))
     engine.forward(StepInput(2, ids[47:], 47, HeadRequest(0, 1)))
     assert np.abs(engine.logits(0) - rows[2][27]).max() <= 1e-4
+    # And a session that begins on one writes what it writes from the start.
+    cold = Session(engine.info, ids[:24], GREEDY, max_tokens=30)
+    decode(Decoder(engine), cold)
+    engine.copy_prefix(0, 1, 20)
+    warm = Session(engine.info, ids[:24], GREEDY, max_tokens=30, slot=1, kv_len=20)
+    decode(Decoder(engine), warm)
+    assert warm.tokens.tolist() == cold.tokens.tolist()
     for wrong in ((0, 3, 1), (-1, 0, 1), (0, 1, -1), (0, 1, 101)):
         with pytest.raises(ValueError, match="entries of slot"):
             engine.copy_prefix(*wrong)

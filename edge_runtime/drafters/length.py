@@ -41,7 +41,8 @@ class LengthPolicy(Protocol):
     def name(self) -> str: ...
 
     def plan(self, k_max: int, prompt_tokens: int, kv_len: int, text: TextState) -> LengthPlan:
-        """K in 0..``k_max``, which is what context, request and drafter leave. Called once before each step.
+        """K in 0..``k_max``, which is what context, request and drafter leave. Called once before each step, and where
+        a prediction drafts once more for that, with a ``text`` of its own.
 
         ``text`` is what this policy remembers of the text; it may write to it.
         """
