@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
 
-from ..errors import Cancelled, EdgeError
+from ..errors import Cancelled, EdgeError, Unavailable
 from ..generation import Piece
 from ..scheduler.request import Event, Failed, Finished, Request, Started
 from .answer import Answer
@@ -51,12 +52,19 @@ class Answering:
     ) -> None:
         self._model, self._scheduler, self._requests = model, scheduler, requests
         self._form, self._metrics, self._include_usage = form, metrics, include_usage
+        self._begun = False
+        """Whether a status was sent."""
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         async with Flight(self._model, self._scheduler, self._requests, receive) as flight:
             answers = [self._answer(flight, index) for index in range(flight.count)]
             try:
                 await self._send(flight, answers, send)
+            except asyncio.CancelledError:
+                # uvicorn's patience ends while it stops; a task that is cancelled would be a traceback in its log.
+                if self._begun:
+                    return
+                raise Unavailable("the daemon stopped before the answer was complete") from None
             finally:
                 for answer in answers:
                     self._metrics.answered(answer, left=flight.left)
@@ -69,8 +77,12 @@ class Answering:
             return
         body = msgspec.json.encode(self._form.whole(answers))
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._begin(send, headers)
         await send({"type": "http.response.body", "body": body})
+
+    async def _begin(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
+        self._begun = True
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
 
     def _answer(self, flight: Flight, index: int) -> Answer:
         served = self._model.served
@@ -93,7 +105,7 @@ class Streaming(Answering):
             (b"cache-control", b"no-cache"),
             (b"x-accel-buffering", b"no"),
         ]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._begin(send, headers)
         for answer in answers:
             await self._send_chunks(send, self._form.opening(answer.index))
         try:

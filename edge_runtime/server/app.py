@@ -53,11 +53,23 @@ def create_app(service: Service) -> Starlette:
         Route("/openapi.json", api.openapi, methods=["GET"]),
     ]
     paths = [route.path for route in routes]
+
+    # Coroutines: Starlette runs a plain function in a thread.
+    async def refused(request: Request, error: Exception) -> Response:
+        return _refused(error if isinstance(error, EdgeError) else EdgeError(INTERNAL))
+
+    async def unroutable(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return _refused(_unroutable(request, error, paths))
+
+    async def unheard(request: Request, error: Exception) -> Response:
+        return Response(status_code=_NOBODY_READS)
+
     handlers: dict[Any, Callable[..., Any]] = {
-        EdgeError: _refused,
-        HTTPException: lambda request, error: _refused(request, _unroutable(request, error, paths)),
-        ClientLeft: lambda request, error: Response(status_code=_NOBODY_READS),
-        Exception: lambda request, error: _refused(request, EdgeError(INTERNAL)),
+        EdgeError: refused,
+        HTTPException: unroutable,
+        ClientLeft: unheard,
+        Exception: refused,
     }
     app = Starlette(routes=routes, exception_handlers=handlers)
     # A redirect would name a host, and this daemon has none.
@@ -189,8 +201,7 @@ def _json(data: Any) -> Response:
     return Response(msgspec.json.encode(data), media_type="application/json")
 
 
-def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, EdgeError)
+def _refused(error: EdgeError) -> Response:
     problem = Problem.of(error)
     return Response(problem.body, problem.status, problem.headers, media_type="application/json")
 
