@@ -252,13 +252,16 @@ def running(
 
 
 @contextmanager
-def listening(service: Service, path: str, **settings: Any) -> Iterator[Running]:
+def listening(service: Service, path: str, tcp: socket.socket | None = None, **settings: Any) -> Iterator[Running]:
+    """``tcp``: a bound socket to listen on as well."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(path)
-    listener.listen(1024)
+    listeners = [listener] if tcp is None else [listener, tcp]
+    for one in listeners:
+        one.listen(1024)
     settings = {"timeout_graceful_shutdown": 1, **settings}
     server = uvicorn.Server(uvicorn_config(create_app(service), service.config.server, **settings))
-    thread = threading.Thread(target=server.run, args=([listener],))
+    thread = threading.Thread(target=server.run, args=(listeners,))
     thread.start()
     try:
         # Who connects before the server runs waits in the backlog.

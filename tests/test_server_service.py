@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from server_runs import (
     CHAT,
     COMPLETIONS,
+    WAIT_S,
     Puppet,
     Running,
     ask,
@@ -243,6 +246,27 @@ def test_only_its_own_user_swaps_a_bundle(run: Running, monkeypatch: pytest.Monk
     status, _, body = run.ask("POST", "/v1/admin/bundle", {"path": "/x"})
     assert (status, body["error"]["type"]) == (403, "permission_error")
     assert str(STRANGER.uid) in body["error"]["message"]
+
+
+def test_tcp_is_one_client_without_rights(model: Model, puppet: Puppet, tmp_path: Path) -> None:
+    async def swap(path: Path) -> None:
+        pytest.fail("nobody may ask for this")
+
+    puppet.answer = lambda request, sink: say(sink, "ok")
+    config = Config(bundle="b", server=ServerConfig(socket="x"))
+    service = Service(config, Standing("ready", "", model, puppet), swap=swap)
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as tcp:
+        tcp.bind(("127.0.0.1", 0))
+        host, port = tcp.getsockname()
+        with listening(service, str(tmp_path / "api.sock"), tcp):
+            connection = http.client.HTTPConnection(host, port, timeout=WAIT_S)
+            for path, body, expected in ((CHAT, chat(), 200), ("/v1/admin/bundle", {"path": "/x"}, 403)):
+                connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+                with connection.getresponse() as response:
+                    response.read()
+                assert response.status == expected
+            connection.close()
+    assert puppet.asked[0][0].client == -1
 
 
 def test_a_bug_is_one_line_too(run: Running, puppet: Puppet, caplog: pytest.LogCaptureFixture) -> None:
