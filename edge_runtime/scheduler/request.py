@@ -34,6 +34,8 @@ class Request:
     """What the client expects to read; drafts only."""
     max_draft_tokens: int | None = None
     """Cap of K; 0: this request is decoded plainly."""
+    repeat_limit: int | None = None
+    """Ends an answer whose last so many tokens go round in circles; ``None``: goes on."""
     client: int = 0
     """uid of who asks: limits are per client."""
     priority: int = 0

@@ -67,6 +67,7 @@ def requests_of(
         top_logprobs=top_logprobs,
         prediction=_prediction(asked, model),
         max_draft_tokens=_max_draft_tokens(asked),
+        repeat_limit=asked.repeat_limit,
         client=asker.client,
         priority=asked.priority or 0,
         deadline_s=None if asked.timeout_ms is None else asker.now_s + asked.timeout_ms / 1000.0,

@@ -136,6 +136,8 @@ class Common(Strict, frozen=True, kw_only=True):
     """Lower ones are served first."""
     timeout_ms: Annotated[int, Meta(ge=1, le=1 << 31)] | None = None
     """An answer that is not complete by then is given up."""
+    repeat_limit: Annotated[int, Meta(ge=6, le=1 << 20)] | None = None
+    """Ends an answer whose last so many tokens go round in circles."""
     # Of OpenAI's service; none of them changes a text.
     user: str | None = None
     metadata: dict[str, str] | None = None
@@ -179,7 +181,6 @@ NEUTRAL: dict[type[Struct], dict[str, tuple[Any, ...]]] = {
         "store": (False,),
         "repetition_penalty": (1, 1.0),
         "repeat_penalty": (1, 1.0),
-        "repeat_limit": (0,),
         "prompt_cache_retention": (),
         "moderation": (),
     },
