@@ -171,7 +171,8 @@ def test_the_desktop_file_shows_every_key_with_its_default() -> None:
     """What it has commented out says the defaults, or an example where there is none."""
     text = (CONFIGS / "desktop.yaml").read_text(encoding="utf-8")
     prose = [line for line in text.splitlines() if re.match("# (For|The) ", line)]
-    said = yaml.safe_load("\n".join(re.sub("# ", "", line, count=1) for line in text.splitlines() if line not in prose))
+    keys = [re.sub(r"^(\s*)# ", r"\1", line) for line in text.splitlines() if line not in prose]
+    said = yaml.safe_load("\n".join(keys))
     assert set(said) == set(Config.__dataclass_fields__)
     for section, cls in (("engine", EngineConfig), ("server", ServerConfig), ("limits", LimitsConfig)):
         assert set(said[section]) == set(cls.__dataclass_fields__)
