@@ -135,6 +135,7 @@ def test_paths_and_methods(run: Running) -> None:
     assert (status, body["error"]["code"]) == (404, "unknown_path")
     assert "did you mean '/v1/models'" in body["error"]["message"]
     assert run.ask("GET", "/v1/models/")[0] == 404
+    assert run.ask("GET", "/health/")[0] == 404
     status, headers, body = run.ask("GET", CHAT)
     assert (status, body["error"]["code"], headers["allow"]) == (405, "method_not_allowed", "POST")
 
