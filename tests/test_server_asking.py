@@ -53,7 +53,7 @@ def asked(run: Running, puppet: Puppet, path: str, **fields: Any) -> Request:
 def test_fields_arrive(run: Running, puppet: Puppet) -> None:
     request = asked(
         run, puppet, CHAT, temperature=0.5, top_p=0.9, top_k=40, min_p=0.05, seed=7, stop=["a", "b"], max_tokens=9,
-        presence_penalty=0.5, frequency_penalty=-0.5, logit_bias={"10": -100, "0": 1.5}, priority=-1,
+        presence_penalty=0.5, frequency_penalty=-0.5, logit_bias={"10": -100, "0": 1.5}, priority=-1, repeat_limit=20,
         speculative={"max_draft_tokens": 3}, prediction={"type": "content", "content": "hi"},
     )  # fmt: skip
     assert (request.params.temperature, request.params.top_p) == (0.5, 0.9)
@@ -62,7 +62,7 @@ def test_fields_arrive(run: Running, puppet: Puppet) -> None:
     shaping = request.shaping
     assert (shaping.presence_penalty, shaping.frequency_penalty) == (0.5, -0.5)
     assert dict(shaping.logit_bias) == {10: -100.0, 0: 1.5}
-    assert request.max_draft_tokens == 3
+    assert (request.max_draft_tokens, request.repeat_limit) == (3, 20)
     assert request.prediction is not None and len(request.prediction) == 2
     assert request.top_logprobs is None and request.grammar is None and request.deadline_s is None
 

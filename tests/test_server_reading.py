@@ -87,7 +87,7 @@ def test_what_names_its_field(body: bytes, param: str) -> None:
         ("max_tokens", 10**12), ("seed", 2**63), ("seed", 1.5), ("stop", 5), ("stop", [1]), ("stop", ["x"] * 17),
         ("logit_bias", []), ("logit_bias", {"5": "x"}), ("logit_bias", {"5": 101}), ("top_logprobs", 21),
         ("top_logprobs", -1), ("logprobs", 1), ("stream", "yes"), ("stream_options", True), ("priority", 3),
-        ("priority", -3), ("timeout_ms", 0), ("speculative", {"enabled": 1}), ("speculative", {"max_draft_tokens": -1}),
+        ("priority", -3), ("timeout_ms", 0), ("repeat_limit", 5), ("repeat_limit", False), ("speculative", {"enabled": 1}), ("speculative", {"max_draft_tokens": -1}),
         ("response_format", {"type": "xml"}), ("response_format", "json_object"), ("response_format", {}),
         ("prediction", {"type": "text", "content": "x"}), ("prediction", {}), ("tools", {}), ("tools", [{}]),
         ("tools", [{"type": "custom", "function": {"name": "f"}}]), ("tools", [{"function": {"name": "a b"}}]),
@@ -120,7 +120,6 @@ def test_null_is_a_default_everywhere(cls: Any) -> None:
         ("reasoning_effort", "none", "high"),
         ("verbosity", "medium", "low"),
         ("repetition_penalty", 1.0, 1.1),
-        ("repeat_limit", 0, 3),
     ],
 )
 def test_known_but_unsupported_fields(field: str, neutral: Any, asking: Any) -> None:
@@ -144,7 +143,7 @@ def test_a_crowd_of_keys_with_one_twice() -> None:
 
 
 def test_false_is_not_zero() -> None:
-    problem(chat(repeat_limit=False))
+    problem(chat(repetition_penalty=False))
     problem(chat(store=0))
 
 
