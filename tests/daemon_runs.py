@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from edge_runtime.client import Client
+from edge_runtime.client import Client, Status
 
 ROOT = Path(__file__).parent.parent
 PATIENCE_S = 120.0
@@ -146,6 +146,16 @@ class Running:
 
     def log_lines(self, word: str) -> list[str]:
         return [line for line in self.log().splitlines() if word in line]
+
+
+def settled(client: Client) -> Status:
+    """Once nothing runs or waits. How soon a client that left is seen is the server's business."""
+    end_s = time.monotonic() + PATIENCE_S
+    while True:
+        status = client.status()
+        if status.requests.running == status.requests.waiting == 0:
+            return status
+        assert time.monotonic() < end_s, status
 
 
 def write_config(path: Path, bundle: Path, **sections: Any) -> Path:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import tiny_bundle as tiny
 from click.testing import CliRunner, Result
-from daemon_runs import PATIENCE_S, Running, daemon, write_config
+from daemon_runs import PATIENCE_S, Running, daemon, settled, write_config
 from scripted_server import Exchange, Script, scripted_server
 from test_client import LAST, STATUS, delta, error
 
@@ -305,8 +305,7 @@ def test_ctrl_c_stops_the_daemon_too(running: Running) -> None:
         before = client.status().requests
         interrupted(running, ["complete", "--prompt", "Hi", "--temperature", "1"], lambda process: None)
         client.complete("Hi", max_tokens=2)
-        after = client.status().requests
-        assert (after.running, after.waiting) == (0, 0)
+        after = settled(client).requests
         assert after.received == before.received + 2
 
 

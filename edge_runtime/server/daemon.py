@@ -17,6 +17,7 @@ from typing import TypeVar
 
 import uvicorn
 
+from ..bundle import MANIFEST_NAME
 from ..config import Config
 from ..errors import EdgeError, EngineError
 from ..scheduler.scheduler import Scheduler
@@ -79,7 +80,7 @@ class Daemon:
         self.busy = 0
         """Threads that cannot be told to end: those that load a bundle, or wait for an engine that hangs."""
         self._read, self._config = read, config
-        self._said = config.bundle, config.engine
+        self._said = wanted(config)
         """By the file, when it was last obeyed. What HTTP swapped in since then stays until the file changes."""
         self._listeners, self._notifier, self._watchdog_s = listeners, notifier, watchdog_s
         self._service = Service(config, swap=self._swap_bundle, started_s=time.monotonic())
@@ -202,7 +203,7 @@ class Daemon:
             _LOG.warning(event("server section changed: needs a restart"))
         self._keep(replace(config, bundle=old.bundle, engine=old.engine, server=old.server))
         _LOG.info(event("reloaded limits"))
-        said = config.bundle, config.engine
+        said = wanted(config)
         if said != self._said:
             await self._swap(replace(config, server=old.server))
             self._said = said
@@ -289,6 +290,16 @@ class Daemon:
 
         threading.Thread(target=run, name=name, daemon=True).start()
         return future
+
+
+def wanted(config: Config) -> tuple[object, ...]:
+    """What is to be loaded; a bundle that was written anew in its old place is another one."""
+    try:
+        found = (Path(config.bundle) / MANIFEST_NAME).stat()
+        written: tuple[int, int] | None = (found.st_ino, found.st_mtime_ns)
+    except OSError:
+        written = None
+    return config.bundle, config.engine, written
 
 
 def moves(snapshot: Snapshot, now_s: float, period_s: float) -> bool:
