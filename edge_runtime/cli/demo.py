@@ -28,12 +28,12 @@ _SAMPLED = Case("sampled", SamplingParams(temperature=1.0, top_k=64, top_p=0.95)
 
 @click.command()
 @click.option("--bundle", required=True, type=click.Path(path_type=Path), help="Directory of the bundle.")
-@click.option("--tokens", type=click.IntRange(16), default=32, show_default=True, help="Tokens of each text.")
+@click.option("--tokens", type=click.IntRange(16), default=24, show_default=True, help="Tokens of each text.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Rounds of the comparison.")
 def demo(bundle: Path, tokens: int, rounds: int) -> None:
     """Serve a bundle and talk to it, then compare plain and speculative decoding."""
     _serve(bundle, tokens)
-    loaded = load_bundle(bundle, LoadSettings())
+    loaded = load_bundle(bundle, LoadSettings(verify_hashes=False))  # the daemon has just checked them
     try:
         decoder = loaded.decoder()
         copy = next(prompt for prompt in prompts("copy") if prompt.name == "copy-rag")
