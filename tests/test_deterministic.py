@@ -123,6 +123,22 @@ def test_a_row_is_the_same_bits_however_many_run_with_it(
         assert {size: differing(pairs, bits(engine, ids, size)) for size in sizes} == {size: [] for size in sizes}
 
 
+def test_a_cache_is_the_same_bits_whatever_chunks_filled_it(exact_bundle: Path, screened: OrtEngine) -> None:
+    """What prefix reuse stands on: a warm prompt is cut into other chunks than a cold one."""
+    ids = np.array([token for prompt in prompts() for token in prompt_ids(exact_bundle, prompt.text)][:150], np.int64)
+
+    def last(size: int) -> list[bytes]:
+        for start in range(0, len(ids) - 2, size):
+            stop = min(start + size, len(ids) - 2)
+            screened.forward(StepInput(0, ids[start:stop], start, None))
+        output = screened.forward(StepInput(0, ids[-2:], len(ids) - 2, HeadRequest(0, 2)))
+        assert output.head is not None
+        return [part.tobytes() for part in (output.hidden, output.head.candidate_logits, output.head.logsumexp)]
+
+    whole = last(64)
+    assert [size for size in (1, 2, 7, 17, 33, 63) if last(size) != whole] == []
+
+
 @pytest.mark.parametrize("head", ["screened", "full"])
 def test_a_head_row_is_the_same_bits_in_any_group(
     request: pytest.FixtureRequest, texts: dict[str, list[int]], head: str
