@@ -21,8 +21,8 @@ from .. import __version__
 from ..bench.against import OURS, PeerFigures, PeerSource, Plan, compare_peers
 from ..bench.corpus import SAMPLE_TOKENS, prompts, sample_text
 from ..bench.serving import ServingFigures, compare_serving
-from ..bench.speculation import Case, PromptFigures, compare_plain
-from ..bench.verdict import Verdict, engine_verdicts, serving_verdicts, speculation_verdicts
+from ..bench.speculation import Case, PromptFigures, compare_plain, look_again
+from ..bench.verdict import NEVER_SLOWER, Verdict, engine_verdicts, serving_verdicts, speculation_verdicts
 from ..loading import LoadedBundle, LoadSettings, load_bundle
 from ..sampling import SamplingParams
 
@@ -79,6 +79,10 @@ def bench(
                 drafts = compare_plain(
                     loaded, decoder, prompts(), cases, rounds=rounds, max_tokens=tokens, progress=progress
                 )
+                drafts = look_again(
+                    loaded, decoder, drafts, cases,
+                    below=NEVER_SLOWER, rounds=3 * rounds, max_tokens=tokens, progress=progress,
+                )  # fmt: skip
             if only in (None, "serving"):
                 prompt = prompts("open")[0].text
                 serving = compare_serving(loaded, prompt, rounds=rounds, max_tokens=tokens, progress=progress)
