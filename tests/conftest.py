@@ -26,6 +26,17 @@ settings.register_profile("project", deadline=None)
 settings.load_profile("project")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Two workers share the tests, a file at a time: one begins with all that need the real model, which is exported
+    once and for one of them, and the other with everything else.
+    """
+    needs = {"real_export", "exact_bundle", "fp32_bundle", "reference"}
+    real = {item.path for item in items if not needs.isdisjoint(getattr(item, "fixturenames", ()))}
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("real" if item.path in real else item.path.name))
+    items.sort(key=lambda item: item.path not in real)
+
+
 @pytest.fixture(scope="session")
 def demo_gguf() -> Path:
     """Gemma 3 270M out of its package, its sha256 checked."""
