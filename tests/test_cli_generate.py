@@ -188,7 +188,8 @@ def test_the_readme_names_every_option() -> None:
     rows = [line.replace("`", " ").replace(",", " ") for line in section.splitlines() if line.startswith("| `--")]
     named = {word for row in rows for word in row.split("|")[1].split()}
     assert named == long_options(generate)
-    assert long_options(chat) - named == {"--system"} and "`--system`" in section
+    assert long_options(chat) - named == {"--system", "--socket"}
+    assert "`--system`" in section and "`--socket`" in section
     assert named - long_options(chat) == {"--prompt", "--prompt-file", "--json"}
 
 

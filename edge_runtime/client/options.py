@@ -27,6 +27,7 @@ class Options(TypedDict, total=False):
     speculative: Mapping[str, Any]
     """``{"enabled": bool, "max_draft_tokens": int}``"""
     priority: int
+    repeat_limit: int
     """-2 to 2; lower ones are served first."""
     timeout_ms: int
     """An answer that is not complete by then fails."""
