@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from typing import Any, NoReturn
@@ -29,6 +30,7 @@ class OneLineErrors(click.Group):
 
     def main(self, *args: Any, **extra: Any) -> NoReturn:
         extra["standalone_mode"] = False
+        unwritable = _open_streams()
         try:
             result = super().main(*args, **extra)
         except click.ClickException as problem:
@@ -45,6 +47,8 @@ class OneLineErrors(click.Group):
         except OSError as problem:
             # A full disk behind stdout, a file that may not be read: nobody's bug.
             _leave_stdout()
+            if unwritable and problem.errno == errno.EBADF:
+                _fail("stdout is closed", EdgeError.exit_code)
             where = "" if problem.filename is None else f"{problem.filename}: "
             _fail(f"{where}{problem.strerror or problem}", EdgeError.exit_code)
         sys.exit(result if isinstance(result, int) else 0)
@@ -75,6 +79,27 @@ class OneLineErrors(click.Group):
             if sys.stderr.isatty():
                 click.echo(err=True)  # nothing shall stand behind ^C
             _fail("interrupted", _INTERRUPTED)
+
+
+def _open_streams() -> bool:
+    """Standard streams that whoever started this had closed: Python has ``None`` for them, and the next file or socket
+    would get their number, and what a library prints. Input is at its end, messages go nowhere, and what a command
+    writes fails. Whether stdout is such a one.
+    """
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(_null(os.O_RDONLY), "r")
+    unwritable = sys.stdout is None
+    if unwritable:
+        sys.stdout = os.fdopen(_null(os.O_RDONLY), "w", encoding="utf-8")
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(_null(os.O_WRONLY), "w", encoding="utf-8", errors="backslashreplace")
+    return unwritable
+
+
+def _null(flags: int) -> int:
+    descriptor = os.open(os.devnull, flags)
+    os.set_inheritable(descriptor, True)
+    return descriptor
 
 
 def _leave_stdout() -> None:

@@ -138,6 +138,41 @@ def test_a_full_disk() -> None:
         assert running.stderr.read() == b"error: No space left on device\n"
 
 
+def without(streams: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    """Started with these closed, as a shell writes it."""
+    return finished(["sh", "-c", f'exec "$@" {streams}', "sh", *arguments])
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["top", "--help"], command("generate", "--prompt", "Hi", *OPTIONS)]
+)
+def test_a_closed_stdout(arguments: list[str]) -> None:
+    given = arguments if arguments[0] == sys.executable else [*PROGRAM, *arguments]
+    done = without(">&-", *given)
+    assert (done.returncode, done.stderr) == (1, b"error: stdout is closed\n")
+    assert without("<&- >&- 2>&-", *given).returncode == 1
+
+
+def test_a_closed_stdout_of_a_command_that_fails_before() -> None:
+    done = without(">&-", *PROGRAM, "complete", "--socket", "/nowhere.sock", "--prompt", "Hi")
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"error: no daemon answers at /nowhere.sock") and done.stderr.count(b"\n") == 1
+
+
+def test_a_closed_stderr() -> None:
+    hi = command("generate", "--prompt", "Hi", *OPTIONS, "--max-tokens", "4")
+    assert without("2>&-", *hi).stdout == finished(hi).stdout != b""
+    for arguments in ([], ["generat"], ["status", "--socket", "/nowhere.sock"]):
+        assert without("2>&-", *PROGRAM, *arguments).returncode == 2
+
+
+def test_a_closed_stdin() -> None:
+    done = without("<&-", *command("chat", *OPTIONS))
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    done = without("<&-", *command("generate", "--prompt-file", "-", "--max-tokens", "4", *OPTIONS))
+    assert b"Traceback" not in done.stderr
+
+
 def test_an_interruption_is_one_line() -> None:
     with process(command(*LONG)) as running:
         assert running.stdout is not None and running.stderr is not None
