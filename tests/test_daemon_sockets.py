@@ -47,6 +47,14 @@ def left_behind(path: Path) -> None:
         dead.bind(str(path))
 
 
+def test_directories_that_were_misspelt_are_not_made(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"there is no {tmp_path}/nope/x$"):
+        listener(tmp_path / "nope" / "x" / "y" / "api.sock")
+    with pytest.raises(ConfigError, match=f"there is no {tmp_path}/nope$"):
+        listener(tmp_path / "nope" / "x" / "api.sock")
+    assert not any(tmp_path.iterdir())
+
+
 def test_a_socket_in_a_directory_of_its_own(place: Path) -> None:
     before = os.umask(0o077)
     try:

@@ -117,7 +117,9 @@ def _gid(group: str | None) -> int | None:
 
 def _make_parent(parent: Path, gid: int | None) -> None:
     if not parent.exists():
-        parent.parent.mkdir(parents=True, exist_ok=True)
+        # One directory and no more: what is missing above it was misspelt.
+        if not parent.parent.is_dir():
+            raise ConfigError(f"socket directory {parent}: there is no {parent.parent}")
         with suppress(FileExistsError):
             parent.mkdir(mode=0o700)
             if gid is not None:
