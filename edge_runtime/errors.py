@@ -83,7 +83,12 @@ class Cancelled(EdgeError):
     http_status = 499
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """``" (did you mean 'x'?)"`` for the nearest of ``known``, or an empty string."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+def why(problem: Exception) -> str:
+    """Without the number and the path that ``OSError`` brings along: whoever tells it names the file himself."""
+    return (isinstance(problem, OSError) and problem.strerror) or " ".join(str(problem).split())
+
+
+def did_you_mean(word: str, known: Iterable[str], *, likeness: float = 0.5) -> str:
+    """``" (did you mean 'x'?)"`` for the nearest of ``known``, or an empty string where none is as like as that."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=likeness)
     return f" (did you mean {near[0]!r}?)" if near else ""

@@ -14,7 +14,7 @@ from .drafters.length import FixedLength, LengthPolicy, MeasuredLength, PromptLe
 from .drafters.prompt_lookup import PromptLookup
 from .drafters.protocol import Drafter, NoDraft
 from .engines.ort import OrtEngine, OrtSettings
-from .errors import BundleError, ConfigError, InputError
+from .errors import BundleError, ConfigError, InputError, why
 from .text.chat import ChatTemplate
 from .text.tokenizer import Tokenizer
 from .warmup import measure_costs
@@ -81,7 +81,7 @@ class LoadedBundle:
         try:
             return ChatTemplate((self.directory / name).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, InputError) as problem:
-            raise BundleError(f"{self.directory / name}: {problem}") from None
+            raise BundleError(f"{self.directory / name}: {why(problem)}") from None
 
     def decoder(self, drafter: DrafterName = "auto", length: LengthPolicy | None = None) -> Decoder:
         made = self.drafter(drafter)

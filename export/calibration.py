@@ -16,7 +16,7 @@ import onnx
 from numpy.typing import NDArray
 
 from edge_runtime.bundle import TARGET
-from edge_runtime.errors import ConfigError
+from edge_runtime.errors import ConfigError, why
 
 from .checkpoint import Checkpoint
 from .dialects.ort import spell_body
@@ -43,7 +43,7 @@ def calibration_ids(recipe: ExportRecipe, tokenizer: TokenizerModel) -> NDArray[
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as problem:
-        raise ConfigError(f"calibration: {path}: {problem}") from None
+        raise ConfigError(f"calibration: {path}: {why(problem)}") from None
     ids = np.array([tokenizer.bos_id, *tokenizer.encode(text)][:CALIBRATION_TOKENS], np.int64)
     if len(ids) < _CHUNK:
         raise ConfigError(f"calibration: {path} gives {len(ids)} tokens; at least {_CHUNK} are needed")

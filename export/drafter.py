@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_runtime.errors import ConfigError
+from edge_runtime.errors import ConfigError, why
 
 from .tokenizer import TokenizerModel
 
@@ -28,7 +28,7 @@ def frequent_rows(count: int, vocab_size: int, tokenizer: TokenizerModel, corpus
         try:
             text = corpus.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as problem:
-            raise ConfigError(f"draft.frequency_corpus: {corpus}: {problem}") from None
+            raise ConfigError(f"draft.frequency_corpus: {corpus}: {why(problem)}") from None
         ids = np.array(tokenizer.encode(text), np.int64)
         score += np.bincount(ids[ids < vocab_size], minlength=vocab_size)[:vocab_size] / max(1, len(ids))
     score[[i for i in tokenizer.control_ids if i < vocab_size]] = -1.0

@@ -216,7 +216,7 @@ def test_an_output_that_is_a_link_stays_one(tiny: Path, tmp_path: Path) -> None:
         ({"draft": DraftRecipe(vocab_rows=0)}, ConfigError, "draft.vocab_rows: 0, but the vocabulary has 512"),
         ({"draft": DraftRecipe(vocab_rows=64, frequency_corpus="none.txt")}, ConfigError, "draft.frequency_corpus"),
         ({"draft": DraftRecipe(source="nowhere")}, CheckpointError, "nowhere: no such checkpoint"),
-        ({"precision": "int4", "calibration": "none.txt"}, ConfigError, "calibration: none.txt: "),
+        ({"precision": "int4", "calibration": "none.txt"}, ConfigError, "calibration: none.txt: No such file"),
         ({"source": "nowhere"}, CheckpointError, "nowhere: no such checkpoint"),
     ],
     ids=lambda given: given if isinstance(given, str) else None,

@@ -77,6 +77,12 @@ def test_a_schema_that_cannot_be_kept_is_refused_in_one_line(name: str) -> None:
     assert caught.value.param == "response_format"
 
 
+@pytest.mark.parametrize("keyword", ["contains", "not", "minContains", "dependentRequired", "unevaluatedItems"])
+def test_a_keyword_that_is_right_but_not_supported_is_taken_for_no_slip(keyword: str) -> None:
+    with pytest.raises(InputError, match=f"keyword '{keyword}' is not supported$"):
+        tiny()[0].json_schema({keyword: {}})
+
+
 @pytest.mark.parametrize(
     "schema",
     [

@@ -30,6 +30,8 @@ _VALUES = frozenset({
 _NOTES = frozenset({
     "$schema", "$id", "$comment", "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly",
 })  # fmt: skip
+_MISSPELT = 0.8
+"""Likeness of a slip: ``contains`` is no misspelt ``const``."""
 _KNOWN = _ONE | _LISTS | _MAPS | _VALUES | _NOTES
 
 Schema = dict[str, Any]
@@ -97,7 +99,9 @@ def _check_part(place: str, part: Any) -> None:
         raise InputError(f"{place} must be a schema, not {_kind(part)}")
     for key, value in part.items():
         if key not in _KNOWN:
-            raise InputError(f"{place}: keyword {key!r} is not supported{did_you_mean(key, _KNOWN)}")
+            raise InputError(
+                f"{place}: keyword {key!r} is not supported{did_you_mean(key, _KNOWN, likeness=_MISSPELT)}"
+            )
         if key in _LISTS and not isinstance(value, list):
             raise InputError(f"{place}/{key} must be a list, not {_kind(value)}")
         if key in _MAPS and not isinstance(value, dict):
