@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from .errors import BundleError
+from .errors import BundleError, why
 from .schema import plain, structure
 
 SCHEMA_VERSION = 1
@@ -198,18 +198,25 @@ def read_manifest(directory: Path) -> Manifest:
     except FileNotFoundError:
         raise BundleError(f"{directory} is not a bundle: it has no {MANIFEST_NAME}") from None
     except (OSError, UnicodeDecodeError, ValueError, RecursionError) as problem:
-        raise BundleError(f"{path} cannot be read: {problem}") from None
-    version = data.get("schema_version") if isinstance(data, dict) else None
-    if version != SCHEMA_VERSION:
-        raise BundleError(
-            f"{path}: schema version {version!r}, but this runtime reads {SCHEMA_VERSION}; export the bundle again"
-        )
+        raise BundleError(f"{path} cannot be read: {why(problem)}") from None
+    _refuse_version(path, data.get("schema_version") if isinstance(data, dict) else None)
     manifest = structure(Manifest, data, BundleError, str(path))
     for entry in manifest.files:
         if Path(entry.name).name != entry.name or entry.name in ("", "..", MANIFEST_NAME):
             raise BundleError(f"{path}: file name {entry.name!r} leaves the bundle")
     _refuse_unlisted(path, manifest)
     return manifest
+
+
+def _refuse_version(path: Path, version: object) -> None:
+    reads = f"this runtime reads {SCHEMA_VERSION}"
+    if version is None:
+        raise BundleError(f"{path} names no schema version ({reads})")
+    # Not ==, for which True and 1.0 are 1 as well.
+    if type(version) is not int or version < SCHEMA_VERSION:
+        raise BundleError(f"{path}: schema version {version!r}, but {reads}; export the bundle again")
+    if version > SCHEMA_VERSION:
+        raise BundleError(f"{path}: schema version {version}, but {reads}; update edge-runtime")
 
 
 def _refuse_unlisted(path: Path, manifest: Manifest) -> None:

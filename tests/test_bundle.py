@@ -98,10 +98,26 @@ def test_a_manifest_that_is_no_manifest(bundle: Path, text: str) -> None:
         read_manifest(bundle)
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", None])
-def test_another_schema_version_says_which(bundle: Path, version: object) -> None:
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        (0, "schema version 0, but this runtime reads 1; export the bundle again"),
+        ("1", "schema version '1', but this runtime reads 1; export the bundle again"),
+        (True, "schema version True, but this runtime reads 1; export the bundle again"),
+        (2, "schema version 2, but this runtime reads 1; update edge-runtime"),
+        (None, r"bundle.json names no schema version \(this runtime reads 1\)"),
+    ],
+)
+def test_another_schema_version_says_what_to_do(bundle: Path, version: object, words: str) -> None:
     _edit(bundle, schema_version=version)
-    with pytest.raises(BundleError, match=r"schema version .* reads 1"):
+    with pytest.raises(BundleError, match=words + "$"):
+        read_manifest(bundle)
+
+
+def test_a_manifest_that_cannot_be_read_is_named_once(bundle: Path) -> None:
+    (bundle / MANIFEST_NAME).unlink()
+    (bundle / MANIFEST_NAME).mkdir()
+    with pytest.raises(BundleError, match=f"^{bundle / MANIFEST_NAME} cannot be read: Is a directory$"):
         read_manifest(bundle)
 
 
