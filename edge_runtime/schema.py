@@ -1,21 +1,26 @@
 """Plain data (JSON, YAML) into frozen dataclasses. Knows no file format and no field of its own.
 
 ``msgspec`` checks the types; what it does not do for dataclasses is to refuse an unknown key and to say which
-key was meant, and that is what this module adds.
+key was meant, nor does it say what a key may be, and that is what this module adds.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 import types
 import typing
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from .errors import InputError, did_you_mean
 
 T = TypeVar("T")
+
+_PLACE = re.compile(r"(?P<what>.*) - at `\$\.?(?P<place>[^`]*)`", re.DOTALL)
+_ENUM = "Invalid enum value "
+_MISSING = re.compile(r"Object missing required field `([^`]*)`")
 
 
 def structure(cls: type[T], data: Any, error: type[InputError], where: str) -> T:
@@ -24,12 +29,43 @@ def structure(cls: type[T], data: Any, error: type[InputError], where: str) -> T
     try:
         return msgspec.convert(data, cls)
     except msgspec.ValidationError as problem:
-        raise error(f"{where}: {problem}") from None
+        raise error(f"{where}: {_told(cls, str(problem))}") from None
 
 
 def plain(value: Any) -> Any:
     """The reverse: builtins only, ready for a JSON or YAML writer."""
     return msgspec.to_builtins(value)
+
+
+def _told(cls: Any, problem: str) -> str:
+    """msgspec's words with the key as its file has it, and with what may stand there."""
+    found = _PLACE.fullmatch(problem)
+    what, place = (found["what"], found["place"]) if found else (problem, "")
+    if missing := _MISSING.fullmatch(what):
+        return f"{place}{'.' if place else ''}{missing[1]} is missing"
+    if what.startswith(_ENUM) and (allowed := _allowed(cls, place)):
+        given = what[len(_ENUM) :]
+        names = [str(value) for value in allowed]
+        listed = " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+        meant = did_you_mean(given[1:-1], names) if given[:1] == "'" else ""  # no number is like another
+        return f"{place} must be {listed}, not {given}{meant}"
+    what = what[:1].lower() + what[1:].replace("`", "")
+    return f"{place}: {what}" if place else what
+
+
+def _allowed(cls: Any, place: str) -> list[Any]:
+    """What the literal at a place like ``models[...].io[3].graph`` admits; nothing, where none is found."""
+    at = [cls]
+    for step in re.findall(r"\[[^]]*\]|[^.\[]+", place):
+        inner = [member for kind in at for member in _members(kind)]
+        if step.startswith("["):
+            at = [typing.get_args(kind)[-1 if typing.get_origin(kind) is dict else 0]
+                  for kind in inner if typing.get_origin(kind) in (tuple, list, dict)]  # fmt: skip
+        else:
+            hints = [typing.get_type_hints(kind) for kind in inner if dataclasses.is_dataclass(kind)]
+            at = [hint[step] for hint in hints if step in hint]
+    members = [member for kind in at for member in _members(kind)]
+    return [value for kind in members if typing.get_origin(kind) is Literal for value in typing.get_args(kind)]
 
 
 def _refuse_unknown(cls: Any, data: Any, error: type[InputError], where: str) -> None:
