@@ -4,6 +4,7 @@ key that was meant.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -96,7 +97,9 @@ def read_config(path: Path, overrides: Overrides = Overrides()) -> Config:
     config = structure(Config, data, ConfigError, f"config {path}")
     place = path.absolute().parent
     socket = place / config.server.socket if overrides.socket is None else overrides.socket.absolute()
-    config = replace(config, bundle=str(place / config.bundle), server=replace(config.server, socket=str(socket)))
+    config = replace(
+        config, bundle=_tidy(str(place / config.bundle)), server=replace(config.server, socket=_tidy(str(socket)))
+    )
     _check(config, f"config {path}")
     return config
 
@@ -161,7 +164,7 @@ def _check(config: Config, where: str) -> None:
     for name, (value, low, high) in ranges.items():
         # Not the other way round: NaN is in no range.
         if value is not None and not low <= value <= high:
-            raise ConfigError(f"{where}: {name} must be from {low:g} to {high:g}, not {value}")
+            raise ConfigError(f"{where}: {name} must be from {_shown(low)} to {_shown(high)}, not {value}")
     if not (engine.k in ("auto", "prompt-length") or (_number(engine.k) is not None)):
         raise ConfigError(
             f"{where}: engine.k must be auto, prompt-length or a number from 0 to {_LONGEST_DRAFT}, not {engine.k!r}"
@@ -189,6 +192,18 @@ def host_and_port(text: str, where: str) -> tuple[str, int]:
     if not (host and colon and port.isascii() and port.isdecimal() and int(port) <= 65535):
         raise ConfigError(f"{where}: server.tcp must be HOST:PORT as in 127.0.0.1:8080, not {text!r}")
     return host, int(port)
+
+
+def _tidy(path: str) -> str:
+    """Without ``..``, for logs: where it is the same place, which it is not behind a symbolic link."""
+    if "\0" in path:
+        return path
+    tidy = os.path.normpath(path)
+    return tidy if os.path.realpath(tidy) == os.path.realpath(path) else path
+
+
+def _shown(bound: float) -> str:
+    return str(int(bound)) if bound == int(bound) else str(bound)
 
 
 def _number(k: str | int) -> int | None:

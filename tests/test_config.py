@@ -58,11 +58,20 @@ def test_paths_are_relative_to_the_file_and_overrides_to_where_one_stands(
     monkeypatch.chdir(tmp_path)
     for name in (path, path.relative_to(tmp_path)):
         config = read_config(name)
-        assert (config.bundle, config.server.socket) == (f"{tmp_path}/configs/../b", f"{tmp_path}/configs/run/s")
+        assert (config.bundle, config.server.socket) == (f"{tmp_path}/b", f"{tmp_path}/configs/run/s")
     config = read_config(path, Overrides(Path("here"), Path("s.sock")))
+    assert (config.bundle, config.server.socket) == (f"{tmp_path}/here", f"{tmp_path}/s.sock")
+    config = read_config(path, Overrides(Path("./x/../here"), Path("configs/../s.sock")))
     assert (config.bundle, config.server.socket) == (f"{tmp_path}/here", f"{tmp_path}/s.sock")
     # A bundle on the command line need not stand in the file as well.
     assert read_config(written(tmp_path, "drain_s: 1\n"), Overrides(bundle=Path("b"))).bundle == f"{tmp_path}/b"
+
+
+def test_a_path_through_a_link_leads_where_the_system_says(tmp_path: Path) -> None:
+    (tmp_path / "far" / "configs").mkdir(parents=True)
+    (tmp_path / "near").symlink_to(tmp_path / "far" / "configs")
+    written(tmp_path / "near", "bundle: ../b\n")
+    assert read_config(tmp_path / "near" / "daemon.yaml").bundle == f"{tmp_path}/near/../b"
 
 
 @pytest.mark.parametrize(
@@ -70,9 +79,9 @@ def test_paths_are_relative_to_the_file_and_overrides_to_where_one_stands(
     [
         ("", "is empty"),
         ("# nothing\n", "is empty"),
-        ("[]\n", "object"),
+        ("[]\n", ": expected object, got array"),
         ("just words\n", "object"),
-        ("drain_s: 1\n", "bundle"),
+        ("drain_s: 1\n", ": bundle is missing"),
         ("bundle: 3\n", "bundle"),
         ("bundel: b\n", "unknown key 'bundel' (did you mean 'bundle'?)"),
         ("bundle: b\nengine: {sesions: 2}\n", "unknown key 'sesions' (did you mean 'sessions'?)"),
@@ -80,18 +89,19 @@ def test_paths_are_relative_to_the_file_and_overrides_to_where_one_stands(
         ("bundle: b\nserver: {sockets: x}\n", "did you mean 'socket'"),
         ("bundle: b\n3: x\n", "unknown key 3"),
         ("bundle: b\nengine: fast\n", "engine"),
-        ("bundle: b\nengine: {sessions: two}\n", "engine.sessions"),
+        ("bundle: b\nengine: {sessions: two}\n", ": engine.sessions: expected int, got str"),
         ("bundle: b\nengine: {sessions: 2.5}\n", "engine.sessions"),
         ("bundle: b\nengine: {sessions: true}\n", "engine.sessions"),
         ("bundle: b\nengine: {deterministic: 1}\n", "engine.deterministic"),
-        ("bundle: b\nengine: {head: half}\n", "half"),
+        ("bundle: b\nengine: {head: half}\n", "engine.head must be screened or full, not 'half'"),
+        ("bundle: b\nengine: {head: ful}\n", "not 'ful' (did you mean 'full'?)"),
         ("bundle: b\nserver: {mode: 0660}\n", "server.mode"),
         ("bundle: b\nserver: {mode: '0990'}\n", "server.mode must be octal"),
         ("bundle: b\nserver: {mode: '07777'}\n", "server.mode must be octal"),
         ("bundle: b\nserver: {mode: ''}\n", "server.mode must be octal"),
         ("bundle: b\nengine: {sessions: 0}\n", "engine.sessions must be from 1 to 256, not 0"),
         ("bundle: b\nengine: {sessions: 257}\n", "engine.sessions must be from 1"),
-        ("bundle: b\nengine: {context: 0}\n", "engine.context must be from 1"),
+        ("bundle: b\nengine: {context: 0}\n", "engine.context must be from 1 to 16777216, not 0"),
         ("bundle: b\nengine: {threads: -1}\n", "engine.threads must be from 0"),
         ("bundle: b\nengine: {k: many}\n", "engine.k must be"),
         ("bundle: b\nengine: {k: 64}\n", "engine.k must be"),
@@ -99,7 +109,7 @@ def test_paths_are_relative_to_the_file_and_overrides_to_where_one_stands(
         ("bundle: b\nengine: {k: ²}\n", "engine.k must be"),
         ("bundle: b\nlimits: {queue: 0}\n", "limits.queue must be"),
         ("bundle: b\nlimits: {max_tokens: -4}\n", "limits.max_tokens must be"),
-        ("bundle: b\nlimits: {deadline_s: .inf}\n", "limits.deadline_s must be"),
+        ("bundle: b\nlimits: {deadline_s: .inf}\n", "limits.deadline_s must be from 0.001 to 1000000, not inf"),
         ("bundle: b\nlimits: {deadline_s: .nan}\n", "limits.deadline_s must be"),
         ("bundle: b\ndrain_s: -1\n", "drain_s must be"),
         ("bundle: b\ndrain_s: .nan\n", "drain_s must be"),
