@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import click
 from rich.console import Console
@@ -17,10 +17,10 @@ from rich.table import Table
 from edge_runtime import __version__
 from edge_runtime.bundle import Manifest, file_problems, read_manifest
 from edge_runtime.console import OneLineErrors
-from edge_runtime.errors import BundleError, ConfigError
+from edge_runtime.errors import BundleError, ConfigError, why
 from edge_runtime.schema import structure
 
-from .recipe import ExportRecipe, explain, read_recipe
+from .recipe import ExportRecipe, Precision, explain, read_recipe
 
 ProgressCall = Callable[[str, int, int], None]
 _OVERRIDES = (
@@ -41,20 +41,55 @@ def main() -> None:
     """Turn Gemma checkpoints into bundles for edge-runtime."""
 
 
+def _default(key: str) -> str:
+    """For the help of an option, which itself has none: left out, it leaves the recipe's."""
+    (default,) = (field.default for field in fields(ExportRecipe) if field.name == key)
+    return f"  [default: {default}]"
+
+
 @main.command()
 @click.argument("recipe", required=False, type=click.Path(path_type=Path))
-@click.option("--source", help="Checkpoint: a .gguf file or a Hugging Face directory.")
-@click.option("--output", help="Directory of the bundle.")
-@click.option("--precision", help="exact, fp32, fp16, int8 or int4.")
-@click.option("--head-precision", help="Of embedding and head.")
-@click.option("--accuracy-level", type=int, help="4 (8-bit activations) or 1 (float32 activations).")
-@click.option("--block-size", type=int, help="32, 64 or 128.")
-@click.option("--max-context", type=int, help="Longest context the bundle can serve.")
-@click.option("--calibration", help="Text whose activations guide int4.")
-@click.option("--draft", "draft_source", help="Checkpoint of a draft model.")
-@click.option("--layers", type=int, help="Draft: keep the first N layers.")
-@click.option("--vocab-rows", type=int, help="Draft: keep the R most frequent head rows.")
-@click.option("--overwrite", is_flag=True, help="Replace an existing bundle.")
+@click.option(
+    "--source", metavar="CHECKPOINT", help="A .gguf file or a Hugging Face directory; required without a recipe."
+)
+@click.option("--output", metavar="DIR", help="Directory of the bundle; required without a recipe.")
+@click.option(
+    "--precision",
+    type=click.Choice(get_args(Precision)),
+    help="exact: the blocks of a GGUF as they are; the others from any checkpoint." + _default("precision"),
+)
+@click.option(
+    "--head-precision",
+    type=click.Choice(get_args(Precision)),
+    help="Of embedding and head.  [default: int8 for int4, otherwise the precision]",
+)
+@click.option(
+    "--accuracy-level",
+    type=int,
+    metavar="4|1",
+    help="4: 8-bit activations; 1: float32 ones." + _default("accuracy_level"),
+)
+@click.option(
+    "--block-size",
+    type=int,
+    metavar="32|64|128",
+    help="Weights that share a scale, for int8 and int4." + _default("block_size"),
+)
+@click.option(
+    "--max-context", type=int, metavar="N", help="Longest context the bundle can serve." + _default("max_context")
+)
+@click.option(
+    "--calibration", metavar="FILE|builtin|none", help="Text whose activations guide int4." + _default("calibration")
+)
+@click.option(
+    "--draft",
+    "draft_source",
+    metavar="CHECKPOINT",
+    help="Checkpoint of a draft model.  [default: no draft, or the target's own with the next two]",
+)
+@click.option("--layers", type=int, metavar="N", help="Draft: keep the first N layers.  [default: all]")
+@click.option("--vocab-rows", type=int, metavar="R", help="Draft: keep the R most frequent head rows.  [default: all]")
+@click.option("--overwrite", is_flag=True, help="Replace an existing bundle.")  # fmt: skip
 def export(
     recipe: Path | None,
     draft_source: str | None,
@@ -207,7 +242,7 @@ def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as problem:
-        raise ConfigError(f"{path}: {problem}") from None
+        raise ConfigError(f"{path}: {why(problem)}") from None
 
 
 def _describe(output: Path, manifest: Manifest) -> None:

@@ -94,6 +94,14 @@ def test_every_key_is_explained_with_its_default() -> None:
             assert f"{line}\n    {key.metadata['help']}\n" in printed
 
 
+def test_the_help_of_an_export_says_what_is_allowed_and_what_is_the_default() -> None:
+    printed = " ".join(done("export", "--help").split())
+    for words in ("[exact|fp32|fp16|int8|int4]", "4|1", "32|64|128", "FILE|builtin|none"):
+        assert words in printed
+    for default in ("exact", "4", "32", "4096", "builtin"):
+        assert f"[default: {default}]" in printed
+
+
 def test_every_option_names_a_key() -> None:
     keys = {key.name for key in fields(ExportRecipe)} | {key.name for key in fields(DraftRecipe)}
     options = {option.name for option in main.commands["export"].params} - {"recipe", "draft_source", "overwrite"}
@@ -107,9 +115,11 @@ def test_every_option_names_a_key() -> None:
         ("head_precison: int8", "unknown key 'head_precison' (did you mean 'head_precision'?)"),
         ("draft: {vocabrows: 64}", "draft: unknown key 'vocabrows' (did you mean 'vocab_rows'?)"),
         ("zzz: 1", "unknown key 'zzz'\n"),
-        ("precision: int5", "Invalid enum value 'int5' - at `$.precision`"),
-        ("block_size: 48", "block_size"),
-        ("draft: 7", "Expected `object | null`, got `int` - at `$.draft`"),
+        ("precision: exat", "precision must be exact, fp32, fp16, int8 or int4, not 'exat' (did you mean 'exact'?)\n"),
+        ("head_precision: zzz", "head_precision must be exact, fp32, fp16, int8 or int4, not 'zzz'\n"),
+        ("draft: {precision: q8}", "draft.precision must be exact, fp32, fp16, int8 or int4, not 'q8'"),
+        ("block_size: 48", "block_size must be 32, 64 or 128, not 48\n"),
+        ("draft: 7", ": draft: expected object | null, got int\n"),
         ("name: [", "not YAML: "),
     ],
 )
@@ -127,7 +137,7 @@ def test_a_wrong_recipe_is_refused_by_key(tiny: Path, tmp_path: Path, line: str,
         (("--source", "x"), "give a recipe file or --output"),
         (("none.yaml",), "none.yaml: No such file or directory"),
         ((".",), ".: Is a directory"),
-        (("--precision", "int5", "--source", "x", "--output", "y"), "Invalid enum value 'int5'"),
+        (("--precision", "int5", "--source", "x", "--output", "y"), "--precision': 'int5' is not one of 'exact', "),
         (("--accuracy-level", "3", "--source", "x", "--output", "y"), "accuracy_level"),
         (("--max-context", "many"), "Invalid value for '--max-context': 'many' is not a valid integer"),
         (("--precison", "exact"), "No such option '--precison'"),
