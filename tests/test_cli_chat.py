@@ -113,7 +113,7 @@ def test_a_later_turn_feeds_only_what_is_new(system: str | None, capsys: pytest.
             said.append(Message("assistant", b"".join(map(answer.piece_bytes, session.generated.tolist())).decode()))
     shown = capsys.readouterr()
     assert shown.out == "".join(f"{message.content}\n" for message in said if message.role == "assistant")
-    assert shown.err == "[--max-tokens]\n" * 4
+    assert shown.err == "[stopped at --max-tokens]\n" * 4
 
 
 @pytest.mark.parametrize("drafter", ["draft", "lookup"])
@@ -225,7 +225,7 @@ def test_one_line_is_one_turn() -> None:
     result = chat("Hi\n\n   \nGo on\n", "--max-tokens", "7", "--deterministic")
     first, second = answers(result)
     assert len(first) == len(second) == 7
-    assert result.stderr == "[--max-tokens]\n" * 2  # and no greeting and no prompt where nobody types
+    assert result.stderr == "[stopped at --max-tokens]\n" * 2  # and no greeting and no prompt where nobody types
     # The second answer knows of the first turn.
     assert answers(chat("Go on\n", "--max-tokens", "7", "--deterministic")) != [second]
 
@@ -245,7 +245,7 @@ def test_a_turn_that_fails_is_told_and_the_next_one_is_taken() -> None:
     lines = b"Hi\n/rest\n\xff\n" + b"x" * 200 + b"\nGo on\n"
     result = chat(lines, "--max-tokens", "5", "--context", "100")
     assert answers(result) == answers(chat("Hi\nGo on\n", "--max-tokens", "5", "--context", "100"))
-    told = [line for line in result.stderr.splitlines() if line != "[--max-tokens]"]
+    told = [line for line in result.stderr.splitlines() if line != "[stopped at --max-tokens]"]
     assert [line.split(":")[0] for line in told] == ["error"] * 3
     for line, words in zip(told, ["did you mean '/reset'", "not UTF-8", "context 100"], strict=True):
         assert words in line

@@ -66,10 +66,20 @@ def test_what_is_shown() -> None:
 
 
 def test_bars_are_as_long_as_what_they_show() -> None:
-    bars = {line.split()[1]: line.count("█") for line in texts(FULL) if line.startswith("  place")}
-    assert bars == {"1": 19, "2": 14, "3": 6}  # of 24
+    shown, none = texts(FULL), replace(FULL.speculation, acceptance_by_position=())
+    heading = shown.index("accepted   by position in the draft")
+    bars = {line.split()[0]: line.count("█") for line in shown[heading + 1 : heading + 4]}
+    assert bars == {"1st": 19, "2nd": 14, "3rd": 6}  # of 24
+    assert not any(line.startswith("accepted") for line in texts(replace(FULL, speculation=none)))
     slots = [line.count("█") for line in texts(FULL) if line.startswith("  slot")]
     assert slots == [12, 24, 0]
+
+
+def test_positions_are_counted_as_people_do() -> None:
+    far = replace(FULL, speculation=replace(FULL.speculation, acceptance_by_position=(0.5,) * 23))
+    labels = [line.split()[0] for line in texts(far)]
+    for label in ("4th", "10th", "11th", "12th", "13th", "21st", "22nd", "23rd"):
+        assert label in labels
 
 
 def test_what_is_not_known_is_a_dash() -> None:

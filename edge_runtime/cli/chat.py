@@ -172,7 +172,7 @@ class Talk:
             click.echo("[interrupted]", err=True)
         elif session.finish_reason == "length":
             full = session.length == self._bundle.target.info.capacity
-            click.echo(f"[the context is full: {_RESET}]" if full else "[--max-tokens]", err=True)
+            click.echo(f"[the context is full: {_RESET}]" if full else "[stopped at --max-tokens]", err=True)
         return session
 
     def _session(self, prompt: list[int]) -> Session:

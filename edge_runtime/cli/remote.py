@@ -83,4 +83,4 @@ class RemoteTalk:
         elif completion.finish_reason == "length":
             usage = completion.usage
             full = usage is not None and usage.prompt_tokens + usage.completion_tokens == self._context
-            click.echo("[the context is full: /reset]" if full else "[--max-tokens]", err=True)
+            click.echo("[the context is full: /reset]" if full else "[stopped at --max-tokens]", err=True)

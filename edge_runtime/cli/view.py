@@ -61,9 +61,16 @@ def _rows(status: Status, width: int) -> Iterator[Text]:
     )
     if speculation.reason:
         yield _row("", speculation.reason)
+    if speculation.acceptance_by_position:
+        yield _row("accepted", "by position in the draft")
     for place, rate in enumerate(speculation.acceptance_by_position, 1):
-        yield _row(f"  place {place}", f"{_bar(rate, 1.0, _bar_width(width))}{_percent(rate)}")
+        yield _row(f"  {_ordinal(place)}", f"{_bar(rate, 1.0, _bar_width(width))}{_percent(rate)}")
     yield from _slots(status.slots, 0 if model is None else model.context, width)
+
+
+def _ordinal(number: int) -> str:
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
 
 
 def _head(status: Status) -> Text:
