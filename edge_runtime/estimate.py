@@ -204,7 +204,7 @@ def _drafting_step(
             return KDecision(further.k, further.head_mode, f"probe: K={further.k}, best is {best.k}", spent)
         saved_s = min(saved_s, policy.saved_probes * extra_s)
     state = replace(state, saved_s=min(saved_s, best.step_s), wait=max(0, state.wait - 1))
-    return KDecision(best.k, best.head_mode, f"K={best.k}: {best.gain:.2f}x", state)
+    return KDecision(best.k, best.head_mode, f"K={best.k}: expected {best.gain:.2f}x", state)
 
 
 Task = Literal["general", "chat", "summary"]

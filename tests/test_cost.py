@@ -283,7 +283,7 @@ def test_probes_back_off() -> None:
 
 def test_hysteresis_keeps_a_parked_decoder_parked_inside_the_gap() -> None:
     estimate = AcceptanceEstimate(prior_mean=0.13)  # K=1 gives 1.13 / 1.10
-    assert choose_k(estimate, BOARD, 1, KState()).reason == "K=1: 1.03x"
+    assert choose_k(estimate, BOARD, 1, KState()).reason == "K=1: expected 1.03x"
     decision = choose_k(estimate, BOARD, 1, KState(parked=True))
     assert (decision.k, decision.reason) == (0, "parked: K=1 would give 1.03x")
     assert choose_k(AcceptanceEstimate(prior_mean=0.3), BOARD, 1, KState(parked=True)).k == 1

@@ -71,7 +71,7 @@ def _retrieval(ask: str) -> str:
 
 
 def _show(loaded: LoadedBundle, figures: Sequence[PromptFigures], rounds: int) -> None:
-    table = Table(title=f"{loaded.manifest.name}: plain against speculative, medians of {rounds} rounds in turn")
+    table = Table(title=f"{loaded.manifest.name}: plain against speculative, {rounds} rounds in turn")
     table.add_column("")
     for figure in figures:
         for way in ("plain", "drafted"):
@@ -86,6 +86,9 @@ def _show(loaded: LoadedBundle, figures: Sequence[PromptFigures], rounds: int) -
     table.add_row("repeats", *repeats)
     Console().print(table)
     memory, size = resident(), sum(entry.bytes for entry in loaded.manifest.files)
+    click.echo(
+        "speed-up: median of the ratios within each round; all else: the last round, so its tok/s need not divide to it"
+    )
     click.echo("accepted: drafts kept; length: tokens a step; by K: steps with 0, 1, ... drafts; repeats: 8-grams seen")
     click.echo(
         f"load {loaded.load_s:.2f} s, peak memory {memory.peak / 1e6:.0f} MB ({memory.anonymous / 1e6:.0f} MB of it "
