@@ -7,6 +7,7 @@ from pathlib import Path
 from ..config import Config, EngineConfig, LimitsConfig
 from ..generation import Generation
 from ..loading import LoadedBundle, LoadSettings, length_policy, load_bundle, most_draft_tokens
+from ..resident import give_back
 from ..sampling import SamplingParams
 from ..scheduler.request import Limits
 from ..scheduler.served import Served
@@ -55,13 +56,19 @@ def prepare(config: Config) -> Model:
             decoder=decoder,
             piece_bytes=loaded.tokenizer.piece_bytes,
             eos_ids=loaded.manifest.tokenizer.eos_ids,
-            close=loaded.close,
+            close=lambda: _let_go(loaded),
         )
         _warm_up(loaded, served)
         return Model.of(loaded, served)
     except BaseException:
-        loaded.close()
+        _let_go(loaded)
         raise
+
+
+def _let_go(loaded: LoadedBundle) -> None:
+    """A daemon that is reloaded many times must not grow by it."""
+    loaded.close()
+    give_back()
 
 
 def _warm_up(loaded: LoadedBundle, served: Served) -> None:
