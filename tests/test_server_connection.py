@@ -176,21 +176,68 @@ def test_a_body_of_the_largest_size_is_taken(start: Start, puppet: Puppet) -> No
     assert status == 200
 
 
-@pytest.mark.parametrize("size", [2048, 3_000_000])
-def test_large_headers(start: Start, size: int) -> None:
+@pytest.mark.parametrize("end", [b"", b"\r\n\r\n"])
+@pytest.mark.parametrize("size", [2048, 120_000, 3_000_000])
+def test_large_headers(start: Start, size: int, end: bytes) -> None:
+    """Whether they come whole in one read, or the limit is passed before their end."""
+    run = start()
+    with run.connect() as connection:
+        # Nothing is suppressed: what a client still sends is taken, and then it reads why it was refused.
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nx: " + b"y" * size + end)
+        status, headers, body = whole(connection)
+    assert (status, headers["connection"]) == (431, "close")
+    assert (body["error"]["type"], body["error"]["code"]) == ("invalid_request_error", "bad_http_request")
+    assert run.ask("GET", "/health")[0] == 200
+
+
+def test_headers_of_the_largest_size_are_taken(start: Start) -> None:
+    run = start()
+    head = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx: "
+    room = LIMITS.max_header_bytes - len(head) - len(b"\r\n\r\n")
+    for more, expected in ((0, 200), (1, 431)):
+        with run.connect() as connection:
+            connection.sendall(head + b"y" * (room + more) + b"\r\n\r\n")
+            assert whole(connection)[0] == expected
+
+
+def test_large_headers_of_a_later_request(start: Start) -> None:
     with start().connect() as connection:
-        with contextlib.suppress(ConnectionError):
-            connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nx: " + b"y" * size)
-        with contextlib.suppress(ConnectionError):
-            status, _, body = whole(connection)
-            assert (status, body["error"]["type"]) == (431, "invalid_request_error")
+        large = b"GET /health HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 4096 + b"\r\n\r\n"
+        connection.sendall(request("GET", "/health") + large)
+        assert one_response(connection)[0] == 200
+        assert whole(connection)[0] == 431
+
+
+def test_a_body_counts_not_as_headers(start: Start, puppet: Puppet) -> None:
+    puppet.answer = lambda asked, sink: say(sink, "ok")
+    with start().connect() as connection:
+        connection.sendall(post("/v1/chat/completions", chat("x" * 200), padding="y" * 1800, connection="close"))
+        assert whole(connection)[0] == 200
+
+
+def test_who_is_refused_and_never_leaves_is_dropped(start: Start) -> None:
+    with start(read_timeout_s=SOON).connect() as connection:
+        connection.sendall(b"GARBAGE\r\n\r\n")
+        until_hung_up(connection)
+
+
+@pytest.mark.parametrize("version", [b"9.9", b"0.9", b"2.0"])
+def test_other_versions_of_http(start: Start, version: bytes) -> None:
+    with start().connect() as connection:
+        connection.sendall(b"GET /health HTTP/" + version + b"\r\nhost: x\r\n\r\n")
+        status, _, body = whole(connection)
+    assert status == 505
+    assert version.decode() in body["error"]["message"]
 
 
 @pytest.mark.parametrize(
     "data",
     [
         b"nonsense\r\n\r\n",
+        b"GARBAGE\r\n\r\n",
         b"GET /health HTTP/x\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nhost: x\r\nno header\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n1\r\nxyz",
         b"\x00\xff\xfe\r\n\r\n",
         b"GET /\xc3\xa4 HTTP/1.1\r\nhost: x\r\n\r\n",
         b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: -5\r\n\r\n",
@@ -208,6 +255,7 @@ def test_what_is_no_http(start: Start, data: bytes) -> None:
     assert status in (400, 501)
     assert body["error"]["code"] == "bad_http_request"
     assert "\n" not in body["error"]["message"]
+    assert "bytearray" not in body["error"]["message"] and "b'" not in body["error"]["message"]
     assert run.ask("GET", "/health")[0] == 200
 
 

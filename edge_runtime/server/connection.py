@@ -8,6 +8,7 @@ look the same until something is written.
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import struct
 import sys
@@ -27,6 +28,8 @@ _MOST_PIPELINED = 64 << 10
 """Bytes of later requests that may wait behind one that is being answered."""
 _KEEP_ALIVE_S = 75
 """Idle. Longer than clients keep theirs (httpx: 5 s), so that none sends a request into a connection that closes."""
+_QUOTED = re.compile(r":? (?:bytearray\()?b['\"].*", re.DOTALL)
+"""What h11 quotes, as Python spells it. A header may hold a secret: none of it is said again."""
 _SPARE_CONNECTIONS = 64
 """Above the limit, that are still told why they are refused."""
 
@@ -68,12 +71,35 @@ def connection_class(server: ServerConfig) -> type[H11Protocol]:
     return type("Connection", (Connection,), {"limits": server})
 
 
+class _Parser(h11.Connection):
+    """h11 bounds only a head that is incomplete: one that comes whole in a read is counted here."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(h11.SERVER, most)
+        self._most = most
+
+    def next_event(self) -> Any:
+        if self.their_state is not h11.IDLE:
+            return super().next_event()
+        before = len(self.trailing_data[0])
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            if before - len(self.trailing_data[0]) > self._most:
+                raise h11.RemoteProtocolError("too large", error_status_hint=431)
+            if not event.http_version.startswith(b"1."):
+                version = event.http_version.decode("ascii")
+                raise h11.RemoteProtocolError(f"HTTP/{version} is not spoken here, but 1.1", error_status_hint=505)
+        return event
+
+
 class Connection(H11Protocol):
     limits = ServerConfig()
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self.conn = h11.Connection(h11.SERVER, self.limits.max_header_bytes)
+        self.conn = _Parser(self.limits.max_header_bytes)
+        self._refused = False
+        """Whether all that is left is to let the client finish what it says."""
         self._read_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
 
@@ -95,7 +121,7 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self.conn.their_state in (h11.MUST_CLOSE, h11.CLOSED, h11.ERROR):
+        if self._refused or self.conn.their_state in (h11.MUST_CLOSE, h11.CLOSED, h11.ERROR):
             return  # Behind its last request a client has nothing to say.
         super().data_received(data)
         self._keep_reading()
@@ -104,6 +130,12 @@ class Connection(H11Protocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._watch_request()
+
+    def shutdown(self) -> None:
+        if self._refused:
+            self.transport.close()
+        else:
+            super().shutdown()
 
     def send_400_response(self, msg: str) -> None:
         """Called while uvicorn handles h11's error, which knows the status better."""
@@ -115,7 +147,7 @@ class Connection(H11Protocol):
         if status == 431:
             text = f"the headers have more than {self.limits.max_header_bytes} bytes"
         else:
-            text = f"no valid HTTP request: {problem}" if problem is not None else msg
+            text = f"no valid HTTP request: {_QUOTED.sub('', str(problem))}" if problem is not None else msg
         self._refuse(Refusal(status, "bad_http_request", text))
 
     def pause_writing(self) -> None:
@@ -130,6 +162,8 @@ class Connection(H11Protocol):
 
     def _watch_request(self) -> None:
         """From its first byte to its last a request has ``read_timeout_s``; so has the first one to begin."""
+        if self._refused:
+            return
         state, cycle = self.conn.their_state, self.cycle
         arriving = state is h11.SEND_BODY
         if state is h11.IDLE:
@@ -179,7 +213,16 @@ class Connection(H11Protocol):
     def _refuse(self, refusal: Refusal) -> None:
         """Past h11, whose state may be an error: nothing else is sent on this connection."""
         self.transport.write(_response(refusal))
-        self.transport.close()
+        late = refusal.http_status == 408
+        if late or (self.cycle is not None and not self.cycle.response_complete):
+            self.transport.close()
+            return
+        # Closed with bytes unread, a socket fails the client that still sends, before it has read the refusal.
+        self._refused = True
+        self._unset_keepalive_if_required()
+        self._unset_timers()
+        self.transport.write_eof()
+        self._read_timer = self.loop.call_later(self.limits.read_timeout_s, self.transport.abort)
 
     def _unset_timers(self) -> None:
         for timer in (self._read_timer, self._write_timer):
