@@ -174,7 +174,10 @@ def test_a_turn_that_fails_leaves_the_conversation_as_it_was(tmp_path: Path) -> 
 def test_why_an_answer_ended(tmp_path: Path) -> None:
     length = delta(None, reason="length")
     usage = {**LAST["usage"], "prompt_tokens": ROOM.context - 2}
-    for last, words in ((LAST, "[--max-tokens]\n"), ({**LAST, "usage": usage}, "[the context is full: /reset]\n")):
+    for last, words in (
+        (LAST, "[stopped at --max-tokens]\n"),
+        ({**LAST, "usage": usage}, "[the context is full: /reset]\n"),
+    ):
         result = served(tmp_path, Asked(delta("a"), length, last), "chat", lines="Hi\n")
         assert (result.exit_code, result.stdout, result.stderr) == (0, "a\n", words)
 

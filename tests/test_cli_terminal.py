@@ -203,7 +203,7 @@ def test_an_interruption_of_a_chat_from_a_pipe() -> None:
         running.stdin.write(b"Hi\n")
         running.stdin.flush()
         assert len(running.stdout.readline().decode()) == 21
-        assert running.stderr.readline() == b"[--max-tokens]\n"
+        assert running.stderr.readline() == b"[stopped at --max-tokens]\n"
         running.send_signal(signal.SIGINT)
         assert running.wait(PATIENCE_S) == 130
         assert (running.stdout.read(), running.stderr.read()) == (b"", b"error: interrupted\n")
@@ -277,7 +277,7 @@ def test_chat_in_a_terminal() -> None:
         assert "/reset" in screen.wait_for("> ")
         screen.type("Hi\n")
         answer = screen.wait_for("> ").replace("Hi\n", "")
-        assert re.search(r"\S{12}\n\[--max-tokens\]\n", answer)
+        assert re.search(r"\S{12}\n\[stopped at --max-tokens\]\n", answer)
         # Nothing at the prompt is lost by Ctrl-C, and it says how to leave.
         # Again where it was lost: Python misses a signal that comes while readline is about to wait.
         screen.wait_for("/quit or Ctrl-D leaves\n.*> ", lambda: running.send_signal(signal.SIGINT))
