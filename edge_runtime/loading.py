@@ -35,6 +35,8 @@ class LoadSettings:
     """Tokens of prompt and answer together; the bundle's longest, at most ``DEFAULT_CONTEXT``, when ``None``."""
     slots: int = 1
     """Sessions that keep a cache, of the target and of the draft."""
+    cache: Literal["as-used", "at-load"] = "as-used"
+    """When the memory of these caches is paid for."""
     threads: int = 0
     deterministic: bool = False
     head: Literal["screened", "full"] = "screened"
@@ -128,6 +130,7 @@ def load_bundle(directory: Path, settings: LoadSettings) -> LoadedBundle:
     engine_settings = OrtSettings(
         capacity=context,
         slots=settings.slots,
+        cache=settings.cache,
         max_head_rows=settings.max_draft_tokens + 1,
         threads=settings.threads,
         deterministic=settings.deterministic,

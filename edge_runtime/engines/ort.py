@@ -31,6 +31,8 @@ class OrtSettings:
     capacity: int = 2048
     """Tokens per slot, at most the bundle's ``max_context``."""
     slots: int = 1
+    cache: Literal["as-used", "at-load"] = "as-used"
+    """When the memory of the caches is paid for: as they fill, or at once, so that nothing grows afterwards."""
     max_rows: int = 64
     """Rows of a prefill chunk."""
     max_head_rows: int = 16
@@ -272,13 +274,13 @@ def _bind_host(bind: Any, name: str, array: NDArray[Any], shape: tuple[int, ...]
 class _Buffer:
     """Memory on the engine's device, bound by address."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: type[Any], device: str) -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: type[Any], device: str, paid: str = "as-used") -> None:
         self.shape, self._dtype, self._device = shape, dtype, device
         self._host: NDArray[Any] | None = None
         self._value: Any = None
         if device == "cpu":
-            # Untouched pages of zeros cost no memory: a cache is paid for as it fills.
-            self._host = np.zeros(shape, dtype)
+            # Untouched pages of zeros cost no memory, written ones do.
+            self._host = np.zeros(shape, dtype) if paid == "as-used" else np.full(shape, 0, dtype)
             self._address = self._host.ctypes.data
         else:
             import onnxruntime
@@ -329,7 +331,7 @@ class _Arrays:
         self.logits = _Buffer((settings.max_head_rows, model.vocab_size), np.float32, device)
         self.cache = [
             [
-                tuple(_Buffer((1, kv.kv_heads, capacity, kv.head_dim), kv_dtype, device) for _ in range(2))
+                tuple(_Buffer((1, kv.kv_heads, capacity, kv.head_dim), kv_dtype, device, settings.cache) for _ in "kv")
                 for kv in model.layers
             ]
             for _ in range(settings.slots)

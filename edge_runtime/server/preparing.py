@@ -26,6 +26,7 @@ def settings_of(engine: EngineConfig) -> LoadSettings:
     return LoadSettings(
         context=engine.context,
         slots=engine.sessions,
+        cache="at-load",
         threads=engine.threads,
         deterministic=engine.deterministic,
         head=engine.head,
