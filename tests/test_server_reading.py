@@ -102,6 +102,34 @@ def test_wrong_values(field: str, value: Any) -> None:
     assert str(found).startswith(field)
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "place", "listed"),
+    [
+        ("messages", [{"role": "x", "content": "a"}], "messages[0].role", "system, developer, user, assistant, tool"),
+        ("response_format", {"type": "x"}, "response_format.type", "text, json_object, json_schema"),
+        ("tools", [{"type": "x", "function": {"name": "f"}}], "tools[0].type", "function"),
+        ("tool_choice", "x", "tool_choice", "none, auto, required"),
+        ("service_tier", "x", "service_tier", "auto, default"),
+    ],
+)
+def test_a_word_that_is_not_listed(field: str, value: Any, place: str, listed: str) -> None:
+    found = problem(chat(**{field: value}))
+    assert (found.param, str(found)) == (place, f"{place}: 'x' is not one of {listed}")
+
+
+@pytest.mark.parametrize("word", ["y" * 5000, "a'b", "a\nb", "`$.x`"])
+def test_any_word_that_is_not_listed(word: str) -> None:
+    found = problem(json.dumps({"messages": [{"role": word}]}).encode())
+    assert found.param == "messages[0].role"
+    assert str(found).endswith("is not one of system, developer, user, assistant, tool")
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens", "top_k", "timeout_ms"])
+def test_the_largest_number(field: str) -> None:
+    parse(ChatRequest, chat(**{field: 2**31 - 1}))
+    assert "2147483647" in str(problem(chat(**{field: 2**31})))
+
+
 @pytest.mark.parametrize("cls", [ChatRequest, CompletionRequest])
 def test_null_is_a_default_everywhere(cls: Any) -> None:
     needed = {"messages": HI} if cls is ChatRequest else {"prompt": "x"}

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -98,7 +98,7 @@ def parse(cls: type[T], body: bytes) -> T:
     except RecursionError:
         raise InputError("the body is nested too deeply") from None
     except msgspec.ValidationError as problem:
-        raise _mistyped(str(problem)) from None
+        raise _mistyped(cls, str(problem)) from None
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -223,7 +223,7 @@ def _same(left: Any, right: Any) -> bool:
     return bool(left == right) and isinstance(left, bool) == isinstance(right, bool)
 
 
-def _mistyped(problem: str) -> InputError:
+def _mistyped(cls: type[Struct], problem: str) -> InputError:
     found = _AT.fullmatch(problem)
     if found is None:
         missing = re.fullmatch(r"Object missing required field `(.+)`", problem)
@@ -233,7 +233,23 @@ def _mistyped(problem: str) -> InputError:
     if missing:
         place = f"{where}.{missing[1]}" if where else missing[1]
         return InputError(f"{place} is required", place)
+    unlisted = re.fullmatch(r"Invalid enum value (['\"])(.*)\1", what, re.DOTALL)
+    if unlisted and (listed := _listed(cls, where)):
+        what = f"'{_shown(unlisted[2])}' is not one of {', '.join(listed)}"
     return InputError(f"{where}: {what[:1].lower()}{what[1:]}", where or None)
+
+
+def _listed(cls: type[Struct], where: str) -> list[str]:
+    """Words that a field may hold, by its place."""
+    *places, last = re.sub(r"\[\d+\]", "", where).split(".")
+    inside: type[Struct] | None = cls
+    for place in places:
+        shape = _fields(inside).known.get(place) if inside else None
+        while shape is not None and shape.inside is None:
+            shape = shape.item
+        inside = shape.inside if shape else None
+    hint = typing.get_type_hints(inside).get(last) if inside else None
+    return [word for one in _members(hint) if typing.get_origin(one) is Literal for word in typing.get_args(one)]
 
 
 def _shown(key: Any) -> str:

@@ -20,7 +20,8 @@ MOST_TOP_LOGPROBS = 20
 COMPLETION_TOKENS = 16
 """OpenAI's default of /v1/completions."""
 
-Count = Annotated[int, Meta(ge=1, le=1 << 31)]
+_MOST = (1 << 31) - 1
+Count = Annotated[int, Meta(ge=1, le=_MOST)]
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 StopText = Annotated[str, Meta(min_length=1, max_length=1024)]
 """Longer ones would be looked for at every token."""
@@ -123,7 +124,7 @@ class Common(Strict, frozen=True, kw_only=True):
     seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
     temperature: Annotated[float, Meta(ge=0.0)] | None = None
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=1 << 31)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=_MOST)] | None = None
     """0 and -1 are off."""
     min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
     presence_penalty: Penalty | None = None
@@ -134,7 +135,7 @@ class Common(Strict, frozen=True, kw_only=True):
     speculative: Speculative | None = None
     priority: Annotated[int, Meta(ge=-2, le=2)] | None = None
     """Lower ones are served first."""
-    timeout_ms: Annotated[int, Meta(ge=1, le=1 << 31)] | None = None
+    timeout_ms: Annotated[int, Meta(ge=1, le=_MOST)] | None = None
     """An answer that is not complete by then is given up."""
     repeat_limit: Annotated[int, Meta(ge=6, le=1 << 20)] | None = None
     """Ends an answer whose last so many tokens go round in circles."""
@@ -148,8 +149,7 @@ class Common(Strict, frozen=True, kw_only=True):
 
 class ChatRequest(Common, frozen=True, kw_only=True):
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
-    max_completion_tokens: Count | None = None
-    """Wins over ``max_tokens``."""
+    max_completion_tokens: Annotated[Count, Meta(description="Wins over max_tokens, its older name.")] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
     tools: Annotated[list[Tool], Meta(max_length=MOST_TOOLS)] | None = None
