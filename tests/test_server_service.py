@@ -284,6 +284,7 @@ def test_the_description_names_every_path_and_field(run: Running) -> None:
     fields = told["components"]["schemas"]["ChatRequest"]
     assert {"messages", "stream", "speculative", "top_k", "timeout_ms"} <= set(fields["properties"])
     assert fields["additionalProperties"] is False
+    assert "Wins over max_tokens" in json.dumps(fields["properties"]["max_completion_tokens"])
     references = set(_references(told))
     assert references <= {f"#/components/schemas/{name}" for name in told["components"]["schemas"]}
 
