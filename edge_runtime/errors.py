@@ -48,7 +48,9 @@ class VocabularyMismatch(CheckpointError):
 class PromptTooLong(InputError):
     """The prompt leaves no room in the context."""
 
-    http_status = 413
+    @classmethod
+    def of(cls, tokens: str, context: int, param: str | None = None) -> PromptTooLong:
+        return cls(f"the prompt has {tokens} tokens and the context {context}: no room is left for an answer", param)
 
 
 class EngineError(EdgeError):

@@ -289,9 +289,7 @@ def _checked_prompt(info: EngineInfo, prompt: Sequence[int] | Ids) -> Ids:
     if ids.ndim != 1 or len(ids) == 0:
         raise InputError("the prompt has no tokens", "prompt")
     if len(ids) >= info.capacity:
-        raise PromptTooLong(
-            f"the prompt has {len(ids)} tokens and the context {info.capacity}: no room is left for an answer"
-        )
+        raise PromptTooLong.of(str(len(ids)), info.capacity)
     if int(ids.min()) < 0 or int(ids.max()) >= info.vocab_size:
         raise InputError(f"the prompt holds a token id outside 0..{info.vocab_size - 1}", "prompt")
     return ids

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,85 @@ FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type":
 )
 def test_what_belongs_not_together_in_a_chat(run: Running, fields: dict[str, Any], param: str) -> None:
     assert refused(run, CHAT, 400, **fields)["param"] == param
+
+
+def said(*texts: str) -> list[dict[str, str]]:
+    return [{"role": ("user", "assistant")[index % 2], "content": text} for index, text in enumerate(texts)]
+
+
+TOOL = {"type": "function", "function": {"name": "f", "description": "x y " * 512}}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (COMPLETIONS, {"prompt": "x y " * 512}),
+        (COMPLETIONS, {"prompt": ["x", "x y " * 512]}),
+        (COMPLETIONS, {"prompt": [5] * 512}),
+        (COMPLETIONS, {"prompt": [[5], [5] * 512]}),
+        (CHAT, {"messages": said("x y " * 512)}),
+        (CHAT, {"messages": said(*["x y " * 100] * 5)}),
+        (CHAT, {"tools": [TOOL]}),
+    ],
+)
+def test_a_prompt_longer_than_the_context(run: Running, puppet: Puppet, path: str, fields: dict[str, Any]) -> None:
+    error = refused(run, path, 400, **fields)
+    assert error["code"] == "context_length_exceeded"
+    assert error["param"] == ("messages" if path == CHAT else "prompt")
+    assert re.match(r"the prompt has \d+ tokens and the context 512", error["message"])
+    assert puppet.asked == []
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (COMPLETIONS, {"prompt": "x y " * 100_000}),
+        (COMPLETIONS, {"prompt": ["x", "x y " * 100_000]}),
+        (CHAT, {"messages": said("x y " * 100_000)}),
+        (CHAT, {"messages": said(*["x y " * 1000] * 101)}),
+        ("/v1/tokenize", {"prompt": "x y " * 100_000}),
+        ("/v1/tokenize", {"prompt": None, "messages": said("x y " * 100_000)}),
+    ],
+)
+def test_what_is_surely_too_long_is_not_tokenised(
+    run: Running, model: Model, monkeypatch: pytest.MonkeyPatch, path: str, fields: dict[str, Any]
+) -> None:
+    """Whoever sends it would have the processor for seconds."""
+    monkeypatch.setattr(model.tokenizer, "_model", Bounded(model.tokenizer._model, 100_000))
+    error = refused(run, path, 400, **fields)
+    assert error["code"] == "context_length_exceeded"
+    assert error["param"] == ("messages" if "messages" in fields else "prompt")
+    least = re.match(r"the prompt has at least (\d+) tokens and the context 512", error["message"])
+    assert least and 512 < int(least[1]) <= 400_100
+
+
+def test_a_prediction_is_not_tokenised_beyond_the_context(
+    run: Running, puppet: Puppet, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model.tokenizer, "_model", Bounded(model.tokenizer._model, 100_000))
+    content = "x y " * 100_000
+    prediction = asked(run, puppet, CHAT, prediction={"type": "content", "content": content}).prediction
+    assert prediction is not None
+    assert prediction.tolist() == model.tokenizer.encode(content[:2000], bos=False)[:512]
+
+
+class Bounded:
+    """A sentencepiece model that is given no long text."""
+
+    def __init__(self, inner: Any, most: int) -> None:
+        self._inner, self._most = inner, most
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def EncodeAsIds(self, text: str) -> Any:
+        assert len(text) <= self._most, "it was tokenised"
+        return self._inner.EncodeAsIds(text)
+
+
+def test_too_many_prompts_are_not_tokenised(run: Running, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model.tokenizer, "_model", Bounded(model.tokenizer._model, -1))
+    assert refused(run, COMPLETIONS, 400, prompt=["a"] * 129)["param"] == "n"
 
 
 def test_too_many_answers(run: Running) -> None:

@@ -72,7 +72,7 @@ STRANGER = Peer(54321, 1)
     ("error", "status", "code"),
     [
         (InputError("stop: no", "stop"), 400, "invalid_value"),
-        (PromptTooLong("the prompt has 9 tokens"), 413, "context_length_exceeded"),
+        (PromptTooLong("the prompt has 9 tokens"), 400, "context_length_exceeded"),
         (QueueFull("64 requests wait", 2.5), 429, "queue_full"),
         (Unavailable("draining", 7.0), 503, "unavailable"),
     ],

@@ -20,7 +20,7 @@ from ..schema import plain
 from .answering import Answering, Streaming
 from .asking import Asker, check_model
 from .chat import ChatForm
-from .completions import CompletionForm, completion_requests, prompts_of
+from .completions import CompletionForm, completion_requests, encoded
 from .connection import peer_of
 from .conversation import chat_prompt, chat_requests, tools_of
 from .metrics import Metrics
@@ -125,7 +125,7 @@ class _Api:
         if asked.messages is not None:
             ids = chat_prompt(asked.messages, model)
         else:
-            ids = prompts_of(asked.prompt or "", model)[0]
+            ids = encoded(asked.prompt or "", model)
         return _json({"tokens": ids.tolist(), "count": len(ids), "max_model_len": model.context})
 
     async def models(self, request: Request) -> Response:

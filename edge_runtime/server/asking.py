@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..engines.protocol import Ids
-from ..errors import InputError
+from ..errors import InputError, PromptTooLong
 from ..sampling import SamplingParams
 from ..scheduler.request import Request
 from ..shaping import ShapingParams
@@ -37,6 +37,19 @@ def check_model(name: str | None, model: Model) -> None:
         )
 
 
+def fitting(ids: Ids, model: Model, param: str) -> Ids:
+    """Raises ``PromptTooLong``."""
+    if len(ids) >= model.context:
+        raise PromptTooLong.of(str(len(ids)), model.context, param)
+    return ids
+
+
+def check_choices(prompts: int, n: int) -> None:
+    """Raises ``InputError``."""
+    if n * prompts > MOST_CHOICES:
+        raise InputError(f"{prompts} prompts times n = {n} answers are more than {MOST_CHOICES}", "n")
+
+
 def requests_of(
     asked: Common,
     prompts: Sequence[Ids],
@@ -49,8 +62,7 @@ def requests_of(
 ) -> tuple[Request, ...]:
     """One for each choice: ``n`` for the first prompt, ``n`` for the second. Raises ``InputError``."""
     n = asked.n or 1
-    if n * len(prompts) > MOST_CHOICES:
-        raise InputError(f"{len(prompts)} prompts times n = {n} answers are more than {MOST_CHOICES}", "n")
+    check_choices(len(prompts), n)
     whole = Request(
         prompt=prompts[0],
         params=SamplingParams(
@@ -116,7 +128,9 @@ def _shaping(asked: Common, model: Model) -> ShapingParams:
 def _prediction(asked: Common, model: Model) -> Ids | None:
     if asked.prediction is None:
         return None
-    ids = model.tokenizer.encode(text_of(asked.prediction.content), bos=False)
+    # A guess: what is behind a context's end is of no use to it.
+    text = text_of(asked.prediction.content)[: model.context * model.tokenizer.longest_piece()]
+    ids = model.tokenizer.encode(text, bos=False)
     return np.asarray(ids[: model.context], np.int64) if ids else None
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from ..engines.protocol import Ids
-from ..errors import InputError
+from ..errors import InputError, PromptTooLong
 from ..scheduler.request import Request
 from .answer import Answer, timings, usage
-from .asking import Asker, grammar_of, requests_of
+from .asking import Asker, check_choices, fitting, grammar_of, requests_of
 from .logprobs import PieceBytes, TokenLogprob, completion_logprobs
 from .schema import COMPLETION_TOKENS, CompletionRequest
 from .service import Model
@@ -69,6 +69,8 @@ class CompletionForm:
 
 def completion_requests(asked: CompletionRequest, model: Model, asker: Asker) -> tuple[Request, ...]:
     """Raises ``InputError``."""
+    if isinstance(asked.prompt, list) and asked.prompt and isinstance(asked.prompt[0], str | list):
+        check_choices(len(asked.prompt), asked.n or 1)
     return requests_of(
         asked,
         prompts_of(asked.prompt, model),
@@ -81,20 +83,24 @@ def completion_requests(asked: CompletionRequest, model: Model, asker: Asker) ->
 
 
 def prompts_of(prompt: str | list[Any], model: Model) -> list[Ids]:
-    """A text, token ids, or a list of either. Raises ``InputError``."""
+    """A text, token ids, or a list of either, each within the context. Raises ``InputError``, ``PromptTooLong``."""
     if isinstance(prompt, str):
-        return [_encoded(prompt, model)]
+        return [fitting(encoded(prompt, model), model, "prompt")]
     if not prompt:
         raise InputError("prompt: an empty list asks for nothing", "prompt")
     if all(isinstance(one, str) for one in prompt):
-        return [_encoded(text, model) for text in prompt]
+        return [fitting(encoded(text, model), model, "prompt") for text in prompt]
     if all(isinstance(one, list) for one in prompt):
         return [_checked(ids, model, f"prompt[{index}]") for index, ids in enumerate(prompt)]
     return [_checked(prompt, model, "prompt")]
 
 
-def _encoded(text: str, model: Model) -> Ids:
-    return np.asarray(model.tokenizer.encode(text), np.int64)
+def encoded(text: str, model: Model) -> Ids:
+    """Of any length that is worth counting. Raises ``PromptTooLong``."""
+    try:
+        return np.asarray(model.tokenizer.encode(text, context=model.context), np.int64)
+    except PromptTooLong as problem:
+        raise PromptTooLong(str(problem), "prompt") from None
 
 
 def _checked(ids: list[Any], model: Model, where: str) -> Ids:
@@ -106,4 +112,4 @@ def _checked(ids: list[Any], model: Model, where: str) -> Ids:
             )
     if not ids:
         raise InputError(f"{where}: no token ids", "prompt")
-    return np.asarray(ids, np.int64)
+    return fitting(np.asarray(ids, np.int64), model, "prompt")

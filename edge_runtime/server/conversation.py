@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..engines.protocol import Ids
-from ..errors import InputError
+from ..errors import InputError, PromptTooLong
 from ..scheduler.request import Request
 from ..text.grammar import Grammar
 from ..text.message import Message, Tool, ToolCall
-from .asking import Asker, grammar_of, requests_of, text_of
+from .asking import Asker, fitting, grammar_of, requests_of, text_of
 from .schema import ChatMessage, ChatRequest, NamedTool
 from .service import Model
 
@@ -23,7 +23,7 @@ def chat_requests(asked: ChatRequest, model: Model, asker: Asker) -> tuple[Reque
     tools = tools_of(asked)
     return requests_of(
         asked,
-        [chat_prompt(asked.messages, model, tools, parallel=_parallel(asked))],
+        [fitting(chat_prompt(asked.messages, model, tools, parallel=_parallel(asked)), model, "messages")],
         model,
         asker,
         max_tokens=asked.max_completion_tokens or asked.max_tokens,
@@ -35,12 +35,15 @@ def chat_requests(asked: ChatRequest, model: Model, asker: Asker) -> tuple[Reque
 def chat_prompt(
     messages: Sequence[ChatMessage], model: Model, tools: Sequence[Tool] = (), *, parallel: bool = True
 ) -> Ids:
-    """Raises ``InputError`` for what the template cannot write."""
+    """Of any length that is worth counting. Raises ``InputError`` for what the template cannot write, and
+    ``PromptTooLong``."""
     if model.template is None:
         raise InputError(f"model {model.name!r} has no chat template: it completes texts only", "messages")
     said = [_message(one, f"messages[{index}]") for index, one in enumerate(messages)]
     try:
-        ids = model.template.encode(model.tokenizer, said, tools=tools, parallel=parallel)
+        ids = model.template.encode(model.tokenizer, said, tools=tools, parallel=parallel, context=model.context)
+    except PromptTooLong as problem:
+        raise PromptTooLong(str(problem), "messages") from None
     except InputError as problem:
         raise InputError(str(problem), problem.param or "messages") from None
     return np.asarray(ids, np.int64)

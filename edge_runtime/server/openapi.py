@@ -28,11 +28,11 @@ _ERROR: dict[str, Any] = {
     },
 }
 _REFUSALS = {
-    "400": "A field is wrong; param names it.",
+    "400": "A field is wrong, or the prompt longer than the context; param names it.",
     "403": "Not this user's right.",
     "404": "No such model or path.",
     "408": "The request did not arrive in time.",
-    "413": "The body or the prompt is too large.",
+    "413": "The body is too large.",
     "415": "The body is not JSON.",
     "429": "Too many requests wait.",
     "431": "The headers are too large.",

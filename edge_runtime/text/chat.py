@@ -39,14 +39,15 @@ class ChatTemplate:
         tools: Sequence[Tool] = (),
         parallel: bool = True,
         answer: bool = True,
+        context: int | None = None,
     ) -> list[int]:
         """Token ids of the same, with ``tools`` declared to the model. What the template writes may be a control
         piece; what a message says is ordinary text, so that no message can end its turn or open another.
 
-        Raises ``InputError`` as ``render`` does.
+        Raises ``InputError`` as ``render`` does, and ``PromptTooLong`` as ``Tokenizer.encode`` does for ``context``.
         """
         plain = without_tools(messages, tools, parallel=parallel)
-        return tokenizer.encode(self._guarded(plain, answer), bos=False, parse_special=True)
+        return tokenizer.encode(self._guarded(plain, answer), bos=False, parse_special=True, context=context)
 
     def _guarded(self, messages: Sequence[Message], answer: bool) -> str:
         return self._render([replace(message, content=guarded(message.content)) for message in messages], answer)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import BundleError, InputError
+from ..errors import BundleError, InputError, PromptTooLong
 
 GUARD = "\ufdd0"
 """Noncharacter that keeps a control piece apart (``guarded``); ``parse_special`` drops it again."""
@@ -52,13 +52,22 @@ class Tokenizer:
             raise BundleError(f"{path}: names no begin-of-text piece")
         self._specials: re.Pattern[str] | None = None
         self._bytes: dict[int, bytes] = {}
+        self._longest = 0
 
-    def encode(self, text: str, *, bos: bool = True, parse_special: bool = False) -> list[int]:
+    def encode(
+        self, text: str, *, bos: bool = True, parse_special: bool = False, context: int | None = None
+    ) -> list[int]:
         """Token ids. ``parse_special`` reads control pieces such as ``<start_of_turn>`` as one token (a rendered
         template); without it they are ordinary text, so that what a user types cannot open a turn.
 
-        Raises ``InputError`` for text with half a surrogate pair, which no UTF-8 can hold.
+        With a ``context`` of so many tokens, a text whose length alone says that it has more is not read: raises
+        ``PromptTooLong``. Raises ``InputError`` for text with half a surrogate pair, which no UTF-8 can hold.
         """
+        if context is not None and len(text) > context:
+            said = len(text) - text.count(GUARD) if parse_special else len(text)
+            least = -(-said // self.longest_piece())
+            if least > context:
+                raise PromptTooLong.of(f"at least {least}", context)
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as problem:
@@ -71,6 +80,15 @@ class Tokenizer:
         for part, special in self._split(text):
             ids += [special] if special is not None else list(self._model.EncodeAsIds(part.replace(GUARD, "")))
         return ids
+
+    def longest_piece(self) -> int:
+        """Characters of a text that one token can stand for. Gemma's tokenizers take a text as it is: none is dropped
+        before it is cut into pieces."""
+        if not self._longest:
+            firsts = range(0, self.vocab_size, _AT_ONCE)
+            parts = (range(first, min(first + _AT_ONCE, self.vocab_size)) for first in firsts)
+            self._longest = max(len(piece) for part in parts for piece in self._model.IdToPiece(list(part)))
+        return self._longest
 
     def control_id(self, piece: str) -> int | None:
         """The id of a control piece, ``None`` for any other text."""
