@@ -11,6 +11,7 @@ from ..errors import InputError, PromptTooLong
 from ..scheduler.request import Request
 from ..text.grammar import Grammar
 from ..text.message import Message, Tool, ToolCall
+from ..text.tokenizer import GUARD
 from .asking import Asker, fitting, grammar_of, requests_of, text_of
 from .schema import ChatMessage, ChatRequest, NamedTool
 from .service import Model
@@ -40,6 +41,11 @@ def chat_prompt(
     if model.template is None:
         raise InputError(f"model {model.name!r} has no chat template: it completes texts only", "messages")
     said = [_message(one, f"messages[{index}]") for index, one in enumerate(messages)]
+    # Ahead of the template too, which reads a text several times. Templates trim what is said.
+    letters = sum(len(one.content.strip()) - one.content.count(GUARD) for one in said)
+    if letters > model.context * model.tokenizer.longest_piece():
+        least = -(-letters // model.tokenizer.longest_piece())
+        raise PromptTooLong.of(f"at least {least}", model.context, "messages")
     try:
         ids = model.template.encode(model.tokenizer, said, tools=tools, parallel=parallel, context=model.context)
     except PromptTooLong as problem:
