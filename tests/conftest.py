@@ -26,6 +26,7 @@ settings.register_profile("project", deadline=None)
 settings.load_profile("project")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Two workers share the tests, a file at a time: one begins with all that need the real model, which is exported
     once and for one of them, and the other with everything else.
