@@ -27,7 +27,7 @@ demo: $(VENV)/.demo-stamp ## export a real Gemma 3 270M, then generate plain and
 
 .PHONY: test
 test: $(VENV)/.test-stamp ## run the tests
-	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder
+	@$(BIN)/python -m pytest -q -n 2 --no-loadscope-reorder
 
 .PHONY: check
 check: $(VENV)/.check-stamp ## lint and type-check

@@ -12,6 +12,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from export_runs import ExportRun, watched_export
@@ -26,16 +27,31 @@ settings.register_profile("project", deadline=None)
 settings.load_profile("project")
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for the marks
+_REAL = ("real_export", "exact_bundle", "fp32_bundle", "reference")
+
+
+def _needs_the_real_model(path: Path) -> bool:
+    source = path.read_text(encoding="utf-8")
+    return any(f"{name}:" in source or f'"{name}"' in source for name in _REAL)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Two workers share the tests, a file at a time: one begins with all that need the real model, which is exported
-    once and for one of them, and the other with everything else.
-    """
-    needs = {"real_export", "exact_bundle", "fp32_bundle", "reference"}
-    real = {item.path for item in items if not needs.isdisjoint(getattr(item, "fixturenames", ()))}
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("real" if item.path in real else item.path.name))
-    items.sort(key=lambda item: item.path not in real)
+    """What needs the real model first: it is the longest stretch that one worker has to do."""
+    real = {path: _needs_the_real_model(path) for path in {item.path for item in items}}
+    items.sort(key=lambda item: not real[item.path])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Workers take a file at a time, and all that needs the real model counts as one: it is exported once."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.split("::")[0]
+            return "real" if _needs_the_real_model(config.rootpath / path) else path
+
+    return ByFile(config, log)
 
 
 @pytest.fixture(scope="session")
