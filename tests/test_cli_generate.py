@@ -170,6 +170,7 @@ def test_other_ways_through_the_engine() -> None:
 def test_escape_sequences_come_through_a_pipe_as_they_are() -> None:
     """Tokens of a sampled text spell any byte: what is piped is the text, not what a terminal should see of it."""
     options = ("--temperature", "1.5", "--seed", "1", "--max-tokens", "300", "--stop", "\x7f\x7f")
+    options += ("--drafter", "none")  # what pays is measured anew by each run, and near-ties may follow K
     given = report(*options)
     assert any(ord(character) < 32 for character in given["text"])
     # The line feeds of a text are its own.

@@ -204,8 +204,11 @@ def test_large_headers_of_a_later_request(start: Start) -> None:
     with start().connect() as connection:
         large = b"GET /health HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 4096 + b"\r\n\r\n"
         connection.sendall(request("GET", "/health") + large)
-        assert one_response(connection)[0] == 200
-        assert whole(connection)[0] == 431
+        # The two may come in one read.
+        said = b""
+        while part := connection.recv(65536):
+            said += part
+        assert said.startswith(b"HTTP/1.1 200 ") and b"HTTP/1.1 431 " in said
 
 
 def test_a_body_counts_not_as_headers(start: Start, puppet: Puppet) -> None:
