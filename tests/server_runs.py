@@ -49,7 +49,7 @@ TEMPLATE = (
 )
 
 
-def tiny_model(place: Path, *, slots: int = 4, capacity: int = 1024, name: str = "tiny") -> Model:
+def tiny_model(place: Path, *, slots: int = 4, capacity: int = 512, name: str = "tiny") -> Model:
     file = place / "tokenizer.model"
     file.write_bytes(tiny_tokenizer())
     tokenizer = Tokenizer(file)

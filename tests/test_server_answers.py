@@ -35,7 +35,7 @@ from edge_runtime.server.service import Model
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return tiny_model(tmp_path_factory.mktemp("model"))
+    return tiny_model(tmp_path_factory.mktemp("model"), capacity=1024)
 
 
 @pytest.fixture
