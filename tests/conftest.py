@@ -9,6 +9,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 
+import functools
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,6 +31,7 @@ settings.load_profile("project")
 _REAL = ("real_export", "exact_bundle", "fp32_bundle", "reference")
 
 
+@functools.cache
 def _needs_the_real_model(path: Path) -> bool:
     source = path.read_text(encoding="utf-8")
     return any(f"{name}:" in source or f'"{name}"' in source for name in _REAL)

@@ -5,8 +5,9 @@ One daemon in a process of its own, and the same bundle in this one: rounds go b
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..client import Client
@@ -64,12 +65,12 @@ def compare_serving(
             warm.append(_served(client, prefix + "\n\nThe author", 2)[0])
     return ServingFigures(
         per_token=paired_ratio(direct, served),
-        direct_tpot_ms=1e3 * _median(direct),
-        served_tpot_ms=1e3 * _median(served),
+        direct_tpot_ms=1e3 * statistics.median(direct),
+        served_tpot_ms=1e3 * statistics.median(served),
         first_token=paired_ratio(cold, warm),
         prefix_tokens=PREFIX_TOKENS,
-        cold_ttft_ms=1e3 * _median(cold),
-        warm_ttft_ms=1e3 * _median(warm),
+        cold_ttft_ms=1e3 * statistics.median(cold),
+        warm_ttft_ms=1e3 * statistics.median(warm),
     )
 
 
@@ -97,7 +98,3 @@ def _prefix(bundle: LoadedBundle, number: int) -> str:
     text = f"Document {number}. " + sample_text()
     ids = bundle.tokenizer.encode(text[:8000])[:PREFIX_TOKENS]
     return b"".join(bundle.tokenizer.piece_bytes(token) for token in ids).decode("utf-8", "ignore")
-
-
-def _median(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 2]
