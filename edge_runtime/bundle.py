@@ -20,6 +20,8 @@ from .schema import plain, structure
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "bundle.json"
 TARGET, DRAFT = "target", "draft"
+SELF, MTP, HEADS = "self", "mtp", "heads"
+"""Roles of drafters that live on their target: its own first layers, a multi-token drafter, parallel heads."""
 
 _HASH_CHUNK = 8 << 20
 _LARGEST_SIZE = 1 << 24
@@ -105,6 +107,16 @@ class Model:
     kv_dtype: Literal["float32", "float16"]
     layers: tuple[KvLayer, ...]
     io: tuple[Tensor, ...]
+    shares: tuple[int, ...] | None = None
+    """Of a drafter without a cache of its own: the target's layer behind each of ``layers``."""
+    hidden_input: int | None = None
+    """Width of the target's hidden rows that the body takes beside token ids; ``None``: takes none.
+
+    Its body has the input ``hidden_in`` [1, rows, hidden_input] and, where it feeds itself, the output ``feed`` of
+    the same shape.
+    """
+    constant_position: bool = False
+    """The queries of all drafts of a step stand at the last token's place and write no cache (Gemma 4 assistants)."""
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -146,7 +158,7 @@ class Manifest:
     name: str
     family: str
     models: dict[str, Model]
-    """By role: target, and perhaps draft."""
+    """By role: target, and perhaps draft, self, mtp, heads."""
     tokenizer: TokenizerEntry
     chat_template: str | None
     memory: MemoryNeeds

@@ -195,6 +195,9 @@ class FakeEngine:
         self._digests[target][:done] = self._digests[source][:done]
         self._fail()
 
+    def hidden_rows(self, slot: int) -> Floats:
+        raise ValueError("this engine keeps no hidden rows")
+
     def close(self) -> None:
         self.cache = self.cache[:0]
 

@@ -6,29 +6,26 @@ the recovered token, after a full acceptance also the last draft, after a pause 
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
-from edge_runtime.acceptance import gumbel_pick, pick
 from edge_runtime.engines.protocol import Engine, EngineInfo, HeadOutput, HeadRequest, Ids, StepInput
 from edge_runtime.errors import VocabularyMismatch
-from edge_runtime.noise import gumbel
-from edge_runtime.sampling import Distribution, law_over_candidates
+from edge_runtime.sampling import Distribution
 
 from ..session import common_prefix
 from .protocol import NO_TOKENS, DraftContext, DraftProposal
+from .strategy import AsRequested, Strategy
 
 _JOINED = 2
 """Tokens that the first forward of a draft takes along: what a step of full acceptance leaves behind."""
 
 
 class DraftModel:
-    """Greedy, drawn with the target's noise, or drawn from its own law, as the request is."""
+    """A chain of tokens, each chosen by the strategy."""
 
     name = "draft_model"
 
-    def __init__(self, engine: Engine, target: EngineInfo, max_k: int = 16) -> None:
+    def __init__(self, engine: Engine, target: EngineInfo, max_k: int = 16, strategy: Strategy | None = None) -> None:
         """Raises ``VocabularyMismatch`` when the draft could name a token that the target lacks."""
         info = engine.info
         if info.token_ids is None and info.vocab_size != target.vocab_size:
@@ -39,6 +36,7 @@ class DraftModel:
             raise VocabularyMismatch(f"the draft's head names tokens outside 0..{target.vocab_size - 1}")
         self.max_k = max_k
         self._engine = engine
+        self._strategy = strategy or AsRequested()
         self._seen: Ids = np.zeros((info.slots, info.capacity), np.int64)
         """[slots, capacity] the token behind each cache entry; scratch behind the valid ones."""
         self._kv_len = [0] * info.slots
@@ -72,10 +70,10 @@ class DraftModel:
         self._roll_back(context)
         if count - self._kv_len[context.slot] > info.max_rows:
             self._feed(context, count - 1)
-        laws: list[Distribution] | None = None if context.params.greedy or context.seed is not None else []
+        laws: list[Distribution] = []
         made = self._draft(context, k, laws)
         note = f"the draft's context of {info.capacity} is nearly full" if room < asked else ""
-        return DraftProposal(self._proposal_tokens[:made], None if laws is None else tuple(laws), self.name, note)
+        return DraftProposal(self._proposal_tokens[:made], tuple(laws) if laws else None, self.name, note)
 
     def observe(self, slot: int, accepted: int) -> None:
         pass  # the next context tells
@@ -105,7 +103,7 @@ class DraftModel:
         self._kv_len[slot] = position + len(tokens)
         return output.head
 
-    def _draft(self, context: DraftContext, k: int, laws: list[Distribution] | None) -> int:
+    def _draft(self, context: DraftContext, k: int, laws: list[Distribution]) -> int:
         count = len(context.tokens)
         confidence = 1.0
         fed = context.tokens[self._kv_len[context.slot] :]
@@ -113,27 +111,15 @@ class DraftModel:
             request = HeadRequest(len(fed) - 1, len(fed), context.params.inverse_temperature)
             head = self._forward(context.slot, fed, request)
             assert head is not None  # it was asked for
-            if context.params.greedy:
-                token = int(head.argmax[0])
-                log_probability = float(head.candidate_logits[0, 0]) - float(head.logsumexp[0])
-            else:
-                law = law_over_candidates(head.candidate_ids[0], head.candidate_logits[0], context.params)
-                token = _draw(law, context, count + index)
-                log_probability = math.log(law.prob(token))
-                if laws is not None:
-                    laws.append(law)
-            self._proposal_tokens[index] = token
-            confidence *= math.exp(log_probability)
+            chosen = self._strategy.choose(head, 0, context, count + index)
+            if chosen.law is not None:
+                laws.append(chosen.law)
+            self._proposal_tokens[index] = chosen.token
+            confidence *= chosen.probability
             if confidence < context.stop_below:
                 return index + 1
             fed = self._proposal_tokens[index : index + 1]
         return k
-
-
-def _draw(law: Distribution, context: DraftContext, position: int) -> int:
-    if context.seed is None:
-        return pick(law, context.uniform())
-    return gumbel_pick(law, gumbel(context.seed, position, law.ids))
 
 
 def _within(ids: Ids, vocab_size: int) -> bool:

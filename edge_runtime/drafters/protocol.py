@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from edge_runtime.engines.protocol import Ids
+from edge_runtime.engines.protocol import Floats, Ids
 from edge_runtime.sampling import Distribution, SamplingParams
 
 NO_TOKENS: Ids = np.zeros(0, np.int64)
@@ -32,6 +32,9 @@ class DraftContext:
     """End the draft once the product of its own probabilities falls below; 0 never does."""
     patience: int | None = None
     """Most tokens that one call of ``warm`` feeds; ``None``: all."""
+    hidden: Floats | None = None
+    """[m, hidden_size] the target's row behind each token that its cache holds, m <= n - 1, m = n - 1 but after a
+    step that failed; ``None`` where the target keeps none."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

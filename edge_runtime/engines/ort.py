@@ -171,6 +171,9 @@ class OrtEngine:
             for cache, copy in zip(held, copies, strict=True):
                 copy.take_positions(cache, count)
 
+    def hidden_rows(self, slot: int) -> Floats:
+        raise ValueError("this engine keeps no hidden rows")
+
     def close(self) -> None:
         """Free the sessions; closing twice is harmless, any other call afterwards an error."""
         self._body_bindings.clear()

@@ -35,6 +35,10 @@ class EngineInfo:
     """1, or 2 in the deterministic mode, which never runs a lone row."""
     token_ids: Ids | None
     """[vocab_size] head row -> token id for a reduced head, else ``None`` (identity)."""
+    hidden_input: int | None = None
+    """Width of the hidden rows that a forward takes beside its tokens: a drafter that reads its target's mind."""
+    keeps_hidden: bool = False
+    """Whether the hidden rows of a slot stay behind its cache entries, for such drafters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,8 @@ class StepInput:
     """Index of ``tokens[0]``; ``position + T <= capacity``."""
     head: HeadRequest | None
     """``None`` where only the cache is filled (all prefill chunks but the last)."""
+    hidden: Floats | None = None
+    """[T, hidden_input] where the engine takes them, else ``None``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,8 @@ class StepOutput:
     head: HeadOutput | None
     hidden: Floats
     """[T, hidden_size] after the final norm; a view, valid until the next forward."""
+    feed: Floats | None = None
+    """[T, hidden_input] what such a drafter says its target's rows would be, to feed itself with; a view likewise."""
 
 
 class Engine(Protocol):
@@ -114,6 +122,13 @@ class Engine(Protocol):
         """Cache entries [0, ``count``) of slot ``source`` into ``target``; what that one held behind them is void.
 
         After an ``EngineError`` all of ``target`` is void. The slots stay apart: neither sees what is written later.
+        """
+        ...
+
+    def hidden_rows(self, slot: int) -> Floats:
+        """[capacity, hidden_size] the rows behind the slot's cache entries, void where those are; a view.
+
+        Raises ``ValueError`` where they are not kept.
         """
         ...
 
