@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Literal
 
 from .bundle import DRAFT, TARGET, Manifest, read_manifest, verify_files
-from .decoder import Decoder
+from .decoder import Clock, Decoder
 from .drafters.draft_model import DraftModel
 from .drafters.length import FixedLength, LengthPolicy, MeasuredLength, PromptLength
 from .drafters.prompt_lookup import PromptLookup
 from .drafters.protocol import Drafter, NoDraft
 from .engines.ort import OrtEngine, OrtSettings
+from .engines.protocol import Engine
 from .errors import BundleError, ConfigError, InputError, why
 from .text.chat import ChatTemplate
 from .text.tokenizer import Tokenizer
@@ -54,8 +55,8 @@ class LoadedBundle:
     directory: Path
     manifest: Manifest
     tokenizer: Tokenizer
-    target: OrtEngine
-    draft: OrtEngine | None
+    target: Engine
+    draft: Engine | None
     max_head_rows: int
     load_s: float
 
@@ -63,6 +64,10 @@ class LoadedBundle:
         self.target.close()
         if self.draft is not None:
             self.draft.close()
+
+    def drafters(self) -> tuple[DrafterName, ...]:
+        """What ``drafter`` makes of this bundle: those that draft by themselves, then auto where it chooses."""
+        return ("lookup", "auto") if self.draft is None else ("lookup", "draft", "auto")
 
     def drafter(self, name: DrafterName) -> Drafter:
         """Auto: the draft model where the bundle has one, prompt lookup otherwise. Raises ``ConfigError``."""
@@ -85,14 +90,25 @@ class LoadedBundle:
         except (OSError, UnicodeDecodeError, InputError) as problem:
             raise BundleError(f"{self.directory / name}: {why(problem)}") from None
 
-    def decoder(self, drafter: DrafterName = "auto", length: LengthPolicy | None = None) -> Decoder:
+    def decoder(
+        self,
+        drafter: DrafterName = "auto",
+        length: LengthPolicy | None = None,
+        *,
+        clock: Clock = time.perf_counter,
+    ) -> Decoder:
+        """``clock``: what costs are measured by, before the first text and while decoding."""
         made = self.drafter(drafter)
         if length is None:
             length = measured = MeasuredLength(made.max_k, self.target.info.min_rows)
             if made.max_k:
                 draft = self.draft if isinstance(made, DraftModel) else None
-                measured.prime(measure_costs(self.target, draft, made.max_k))
-        return Decoder(self.target, made, length, max_head_rows=self.max_head_rows)
+                measured.prime(measure_costs(self.target, draft, made.max_k, clock))
+        return Decoder(self.target, made, length, max_head_rows=self.max_head_rows, clock=clock)
+
+
+LENGTH_POLICIES = ("auto", PromptLength.name)
+"""What ``length_policy`` knows by name."""
 
 
 def length_policy(text: str) -> LengthPolicy | None:
