@@ -117,9 +117,14 @@ class Model:
     """
     constant_position: bool = False
     """The queries of all drafts of a step stand at the last token's place and write no cache (Gemma 4 assistants)."""
+    fan_out: int = 1
+    """Hidden rows that the body makes of each token, one behind the other: of parallel heads, one for each head."""
 
     @property
     def kv_bytes_per_token(self) -> int:
+        """Of a cache of its own."""
+        if self.shares is not None:
+            return 0
         item = 4 if self.kv_dtype == "float32" else 2
         return sum(2 * layer.kv_heads * layer.head_dim * item for layer in self.layers)
 
@@ -247,6 +252,8 @@ def _refuse_unlisted(path: Path, manifest: Manifest) -> None:
         raise BundleError(f"{path}: {', '.join(missing)} used but not in the list of files")
     if TARGET not in manifest.models:
         raise BundleError(f"{path}: no {TARGET} model")
+    for role, model in manifest.models.items():
+        _refuse_ill_fitting(path, role, model, manifest.models[TARGET])
 
 
 def _refuse_numbers(path: Path, model: Model) -> None:
@@ -254,11 +261,28 @@ def _refuse_numbers(path: Path, model: Model) -> None:
     sizes = [model.vocab_size, model.hidden_size, model.candidates, model.max_context]
     sizes += [size for layer in model.layers for size in (layer.kv_heads, layer.head_dim)]
     sizes += [size for tensor in model.table for size in tensor.shape]
+    sizes += [model.fan_out] + ([] if model.hidden_input is None else [model.hidden_input])
     if not all(1 <= size <= _LARGEST_SIZE for size in sizes) or model.candidates > model.vocab_size:
         raise BundleError(f"{path}: a size of a model is not between 1 and {_LARGEST_SIZE}")
     for tensor in model.table:
         if tensor.dtype not in ("uint8", "float32") or tensor.offset < 0:
             raise BundleError(f"{path}: {tensor.name} is no table")
+
+
+def _refuse_ill_fitting(path: Path, role: str, model: Model, target: Model) -> None:
+    """A drafter that lives on another target would read and write memory that is not there."""
+    if model.hidden_input is not None and (role == TARGET or model.hidden_input != target.hidden_size):
+        raise BundleError(f"{path}: the {role} model reads hidden rows of {model.hidden_input} that no target has")
+    if model.shares is None:
+        return
+    if role == TARGET or len(model.shares) != len(model.layers):
+        raise BundleError(f"{path}: the {role} model cannot share {len(model.shares)} layers")
+    if any(not 0 <= layer < len(target.layers) for layer in model.shares) or model.kv_dtype != target.kv_dtype:
+        raise BundleError(f"{path}: the {role} model shares layers that the target lacks")
+    for own, layer in zip(model.layers, model.shares, strict=True):
+        shared = target.layers[layer]
+        if (own.kv_heads, own.head_dim) != (shared.kv_heads, shared.head_dim):
+            raise BundleError(f"{path}: layer {layer} of the target is not what the {role} model shares")
 
 
 def verify_files(

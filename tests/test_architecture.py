@@ -51,7 +51,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "rich": _COMMAND_LINES,
     "jinja2": ("edge_runtime/text/*", "export/chat_template.py"),
     "sentencepiece": ("edge_runtime/text/*", "export/tokenizer.py"),
-    "onnxruntime": ("edge_runtime/engines/ort.py", "export/calibration.py"),
+    "onnxruntime": ("edge_runtime/engines/ort*.py", "export/calibration.py"),
     "tensorrt": ("edge_runtime/engines/trt.py", "export/dialects/trt.py"),
     "bitsandbytes": ("edge_runtime/engines/torch_nf4.py",),
     "torch": (
@@ -272,7 +272,7 @@ def test_names_say_something(path: str) -> None:
         (
             "edge_runtime/decoder.py",
             "def f():\n    import onnxruntime",
-            "only in edge_runtime/engines/ort.py",
+            "only in edge_runtime/engines/ort*.py",
         ),
         ("edge_runtime/decoder.py", "import requests", "give it a home"),
         ("edge_runtime/engines/ort.py", "import onnxruntime", "inside the function"),

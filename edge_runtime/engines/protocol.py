@@ -39,6 +39,8 @@ class EngineInfo:
     """Width of the hidden rows that a forward takes beside its tokens: a drafter that reads its target's mind."""
     keeps_hidden: bool = False
     """Whether the hidden rows of a slot stay behind its cache entries, for such drafters."""
+    fan_out: int = 1
+    """Hidden rows that a forward makes of each token: more than one where parallel heads say several next tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class HeadRequest:
     """Which rows of a forward are read out, and how."""
 
     first: int
-    """First row, counted from the first token of the forward."""
+    """First of the forward's hidden rows, counted from those of its first token."""
     stop: int
     inverse_temperature: float = 1.0
     """Of the log-sum-exp; 1.0 for greedy requests."""
@@ -90,7 +92,7 @@ class StepInput:
 class StepOutput:
     head: HeadOutput | None
     hidden: Floats
-    """[T, hidden_size] after the final norm; a view, valid until the next forward."""
+    """[T * fan_out, hidden_size] after the final norm, token by token; a view, valid until the next forward."""
     feed: Floats | None = None
     """[T, hidden_input] what such a drafter says its target's rows would be, to feed itself with; a view likewise."""
 

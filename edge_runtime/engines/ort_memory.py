@@ -1,0 +1,119 @@
+"""What an ONNX Runtime engine writes to: buffers on its device, bound by address. Knows no graph and no session."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..bundle import Model
+from ..errors import EngineError
+from .ort_settings import OrtSettings
+from .protocol import Floats
+
+
+def bind_host(bind: Any, name: str, array: NDArray[Any], shape: tuple[int, ...]) -> None:
+    bind(name, "cpu", 0, array.dtype.type, list(shape), array.ctypes.data)
+
+
+class Buffer:
+    """Memory on the engine's device, bound by address."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: type[Any], device: str, paid: str = "as-used") -> None:
+        self.shape, self._dtype, self._device = shape, dtype, device
+        self._host: NDArray[Any] | None = None
+        self._value: Any = None
+        if device == "cpu":
+            self._host = _zeros(shape, dtype, paid)
+            self._address = self._host.ctypes.data
+        else:
+            import onnxruntime
+
+            self._value = onnxruntime.OrtValue.ortvalue_from_shape_and_type(list(shape), dtype, device, 0)
+            self._address = self._value.data_ptr()
+
+    def bind(self, bind: Any, name: str, shape: tuple[int, ...], first_row: int = 0) -> None:
+        row_bytes = int(np.prod(self.shape[1:], dtype=np.int64)) * np.dtype(self._dtype).itemsize
+        bind(name, self._device, 0, self._dtype, list(shape), self._address + first_row * row_bytes)
+
+    def take_positions(self, other: Buffer, count: int) -> None:
+        """The first ``count`` of [1, heads, positions, dim] from a buffer of the same shape.
+
+        On a device all of them, through the host: onnxruntime hands out no part of what it owns there.
+        """
+        if self._host is not None and other._host is not None:
+            self._host[:, :, :count] = other._host[:, :, :count]
+            return
+        try:
+            self._value.update_inplace(other._value.numpy())
+        except Exception as problem:  # onnxruntime raises its own classes, unrelated to each other
+            raise EngineError(f"onnxruntime: {str(problem).splitlines()[0]}") from problem
+
+    def host(self, rows: int) -> NDArray[Any]:
+        """The first rows: a view on the CPU, a copy from a device."""
+        if self._host is not None:
+            return self._host[:rows]
+        copied: NDArray[Any] = self._value.numpy()
+        return copied[:rows]
+
+
+KvPair = tuple[Buffer, Buffer]
+
+
+class Arrays:
+    """Everything that a loaded engine ever writes to. Allocated once; nothing grows afterwards."""
+
+    def __init__(self, model: Model, settings: OrtSettings, target: Arrays | None) -> None:
+        """``target``: whose caches a model that ``shares`` writes to."""
+        device = settings.device
+        rows = max(settings.max_rows, 2)
+        self.ids = np.zeros((1, rows), np.int64)
+        self.seqlens_k = np.zeros(1, np.int32)
+        self.total_length = np.zeros(1, np.int32)
+        self.inverse_temperature = np.ones((), np.float32)
+        self.gather_rows = np.zeros((settings.max_head_rows, 1), np.int64)
+        self.hidden = Buffer((rows * model.fan_out, model.hidden_size), np.float32, device)
+        self.logits = Buffer((settings.max_head_rows, model.vocab_size), np.float32, device)
+        self.hidden_in: Floats | None = None
+        self.feed: Buffer | None = None
+        if model.hidden_input is not None:
+            self.hidden_in = np.zeros((1, rows, model.hidden_input), np.float32)
+            self.feed = Buffer((rows, model.hidden_input), np.float32, device)
+        self.kept: Floats | None = None
+        """[slots, capacity, hidden_size] the hidden row behind each cache entry."""
+        if settings.keeps_hidden:
+            self.kept = _zeros((settings.slots, settings.capacity, model.hidden_size), np.float32, settings.cache)
+        self.cache = _own_cache(model, settings) if model.shares is None else _shared_cache(model.shares, target)
+
+    def copy_prefix(self, source: int, target: int, count: int) -> None:
+        for held, copies in zip(self.cache[source], self.cache[target], strict=True):
+            for cache, copy in zip(held, copies, strict=True):
+                copy.take_positions(cache, count)
+        if self.kept is not None:
+            self.kept[target, :count] = self.kept[source, :count]
+
+
+def _zeros(shape: tuple[int, ...], dtype: type[Any], paid: str) -> NDArray[Any]:
+    # Untouched pages of zeros cost no memory, written ones do.
+    return np.zeros(shape, dtype) if paid == "as-used" else np.full(shape, 0, dtype)
+
+
+def _own_cache(model: Model, settings: OrtSettings) -> list[list[KvPair]]:
+    # One spare position for the padded row of the deterministic mode.
+    capacity = settings.capacity + 1
+    dtype = np.float32 if model.kv_dtype == "float32" else np.float16
+
+    def buffer(heads: int, dim: int) -> Buffer:
+        return Buffer((1, heads, capacity, dim), dtype, settings.device, settings.cache)
+
+    return [
+        [(buffer(kv.kv_heads, kv.head_dim), buffer(kv.kv_heads, kv.head_dim)) for kv in model.layers]
+        for _ in range(settings.slots)
+    ]
+
+
+def _shared_cache(layers: tuple[int, ...], target: Arrays | None) -> list[list[KvPair]]:
+    if target is None:
+        raise ValueError("a model that shares its caches needs the engine that owns them")
+    return [[slot[layer] for layer in layers] for slot in target.cache]

@@ -1,0 +1,30 @@
+"""What an ONNX Runtime engine is asked for. Knows no bundle and no session."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class OrtSettings:
+    capacity: int = 2048
+    """Tokens per slot, at most the bundle's ``max_context``."""
+    slots: int = 1
+    cache: Literal["as-used", "at-load"] = "as-used"
+    """When the memory of the caches is paid for: as they fill, or at once, so that nothing grows afterwards."""
+    max_rows: int = 64
+    """Rows of a prefill chunk."""
+    max_head_rows: int = 16
+    """Rows that the logits buffer holds: num_draft_tokens + 1 at most."""
+    threads: int = 0
+    """Intra-op threads, 0 = one per physical core as onnxruntime counts them."""
+    deterministic: bool = False
+    """Never run a lone row: results then do not depend on how many rows run together (ARCHITECTURE.md)."""
+    head: Literal["screened", "full"] = "screened"
+    """Screened: the coarse table first, where the bundle has one (see ``bundle.Screen``)."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    gpu_memory_bytes: int | None = None
+    """Cap of the CUDA arena."""
+    keeps_hidden: bool = False
+    """Keep the hidden row behind each cache entry, for a drafter that reads them: hidden_size floats a token."""
