@@ -60,7 +60,7 @@ class Decoder:
         self.target = target
         self.drafter: Drafter = drafter if drafter is not None else NoDraft()
         self.length: LengthPolicy = length if length is not None else FixedLength(self.drafter.max_k)
-        self._drafting = Drafting(info, self.drafter, self.length, clock)
+        self._drafting = Drafting(target, self.drafter, self.length, clock)
         self._info = info
         self._max_head_rows = min(max_head_rows or info.max_rows, info.max_rows)
         self._clock = clock

@@ -14,7 +14,7 @@ import numpy as np
 
 from .drafters.length import LengthPlan, LengthPolicy
 from .drafters.protocol import NO_TOKENS, DraftContext, Drafter
-from .engines.protocol import EngineInfo, Ids
+from .engines.protocol import Engine, Floats, Ids
 from .sampling import Distribution
 from .session import GRAMMAR, PREDICTION, Session, StepResult
 
@@ -65,10 +65,10 @@ class Drafting:
     """One drafter and one length policy, for the sessions of one target."""
 
     def __init__(
-        self, target: EngineInfo, drafter: Drafter, length: LengthPolicy, clock: Clock = time.perf_counter
+        self, target: Engine, drafter: Drafter, length: LengthPolicy, clock: Clock = time.perf_counter
     ) -> None:
         self.drafter, self.length = drafter, length
-        self._info, self._clock = target, clock
+        self._target, self._info, self._clock = target, target.info, clock
 
     def draft(self, session: Session) -> Draft | None:
         """For the next step of a session; its shaper, if any, stands behind the text.
@@ -122,6 +122,7 @@ class Drafting:
             uniform=session.rng.random,
             stop_below=plan.stop_below,
             patience=chunk,
+            hidden=self._hidden(session),
         )
         started = clock()
         fed = self.drafter.warm(context)
@@ -146,6 +147,12 @@ class Drafting:
             draft_s=done - warmed,
         )
         return self._checked(draft)
+
+    def _hidden(self, session: Session) -> Floats | None:
+        """The target's rows behind what its cache holds, for drafters that read them."""
+        if not self._info.keeps_hidden:
+            return None
+        return self._target.hidden_rows(session.slot)[: min(session.kv_len, session.length - 1)]
 
     def _checked(self, draft: Draft) -> Draft:
         """Raises ``ValueError``: an id out of range would be read behind the end of a table."""

@@ -71,9 +71,11 @@ class DraftModel:
         if count - self._kv_len[context.slot] > info.max_rows:
             self._feed(context, count - 1)
         laws: list[Distribution] = []
-        made = self._draft(context, k, laws)
+        confidences: list[float] = []
+        made = self._draft(context, k, laws, confidences)
         note = f"the draft's context of {info.capacity} is nearly full" if room < asked else ""
-        return DraftProposal(self._proposal_tokens[:made], tuple(laws) if laws else None, self.name, note)
+        drawn = tuple(laws) if laws else None
+        return DraftProposal(self._proposal_tokens[:made], drawn, self.name, note, tuple(confidences))
 
     def observe(self, slot: int, accepted: int) -> None:
         pass  # the next context tells
@@ -103,7 +105,7 @@ class DraftModel:
         self._kv_len[slot] = position + len(tokens)
         return output.head
 
-    def _draft(self, context: DraftContext, k: int, laws: list[Distribution]) -> int:
+    def _draft(self, context: DraftContext, k: int, laws: list[Distribution], confidences: list[float]) -> int:
         count = len(context.tokens)
         confidence = 1.0
         fed = context.tokens[self._kv_len[context.slot] :]
@@ -115,7 +117,8 @@ class DraftModel:
             if chosen.law is not None:
                 laws.append(chosen.law)
             self._proposal_tokens[index] = chosen.token
-            confidence *= chosen.probability
+            confidences.append(chosen.probability)
+            confidence *= context.chance(chosen.probability)
             if confidence < context.stop_below:
                 return index + 1
             fed = self._proposal_tokens[index : index + 1]

@@ -15,6 +15,11 @@ NO_TOKENS: Ids = np.zeros(0, np.int64)
 NO_TOKENS.flags.writeable = False
 
 
+def as_it_says(probability: float) -> float:
+    """A draft that is taken at its word."""
+    return probability
+
+
 @dataclass(frozen=True, slots=True)
 class DraftContext:
     """What a draft continues. Views: valid during the call."""
@@ -29,12 +34,16 @@ class DraftContext:
     uniform: Callable[[], float]
     """The next number in [0, 1)."""
     stop_below: float = 0.0
-    """End the draft once the product of its own probabilities falls below; 0 never does."""
+    """End the draft once the product of the ``chance`` of each of its tokens falls below; 0 never does."""
     patience: int | None = None
     """Most tokens that one call of ``warm`` feeds; ``None``: all."""
     hidden: Floats | None = None
     """[m, hidden_size] the target's row behind each token that its cache holds, m <= n - 1, m = n - 1 but after a
     step that failed; ``None`` where the target keeps none."""
+    chance: Callable[[float], float] = as_it_says
+    """From the draft's own probability of a token to the chance that the target keeps it, as far as that was learnt."""
+    client: int = 0
+    """Who asks: what one client's texts say must not be told another."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,6 +55,10 @@ class DraftProposal:
     source: str
     note: str = ""
     """Why there are fewer tokens than asked for, where that is worth a line."""
+    confidences: tuple[float, ...] = ()
+    """[K] the draft's own probability of each token, that ``chance`` is learnt from; or empty."""
+    evidence: int = 0
+    """Tokens that agreed where a drafter found its proposal in some text; 0 where it did not look for any."""
 
 
 class Drafter(Protocol):
