@@ -123,6 +123,7 @@ class Drafting:
             stop_below=plan.stop_below,
             patience=chunk,
             hidden=self._hidden(session),
+            kv_len=session.kv_len,
         )
         started = clock()
         fed = self.drafter.warm(context)

@@ -44,6 +44,8 @@ class DraftContext:
     """From the draft's own probability of a token to the chance that the target keeps it, as far as that was learnt."""
     client: int = 0
     """Who asks: what one client's texts say must not be told another."""
+    kv_len: int = 0
+    """m, the tokens that the target's cache holds; 0 before it has run the text."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
