@@ -2,14 +2,15 @@
 
 Canonical names: ``embed``, ``final_norm`` and, per layer, ``layers.{i}.`` + one of ``attn_norm``, ``q``,
 ``k``, ``v``, ``o``, ``q_norm``, ``k_norm``, ``post_attn_norm``, ``ffn_norm``, ``gate``, ``up``, ``down``,
-``post_ffn_norm``. Everything is memory-mapped: only rows that are asked for become float32.
+``post_ffn_norm`` (and what ``gemma4_config.tensor_shapes`` adds). Everything is memory-mapped: only rows that are asked
+for become float32.
 """
 
 from __future__ import annotations
 
 import mmap
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
@@ -18,10 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_runtime.errors import CheckpointError, did_you_mean
+from export import gemma4_config
 from export.gguf_blocks import KINDS, Bytes, Floats, dequantise, row_bytes
 from export.gguf_file import Span, open_gguf
 from export.model_config import GemmaConfig
-from export.safetensors_file import open_shards, read_json
+from export.safetensors_file import SafetensorsFile, open_shards, read_json
 
 _HF_PREFIXES = ("model.language_model.", "language_model.model.", "model.", "")
 _HF_HEADS = ("lm_head.weight", "language_model.lm_head.weight", "model.lm_head.weight")
@@ -39,6 +41,17 @@ _HF_NAMES = {
     "mlp.up_proj": "up",
     "mlp.down_proj": "down",
     "post_feedforward_layernorm": "post_ffn_norm",
+    "layer_scalar": "scalar",
+    "per_layer_input_gate": "per_layer_gate",
+    "per_layer_projection": "per_layer_out",
+    "post_per_layer_input_norm": "post_per_layer_norm",
+}
+_HF_GLOBALS = {
+    "embed_tokens.weight": "embed",
+    "norm.weight": "final_norm",
+    "embed_tokens_per_layer.weight": "per_layer_embed",
+    "per_layer_model_projection.weight": "per_layer_projection",
+    "per_layer_projection_norm.weight": "per_layer_norm",
 }
 _GGUF_NAMES = {
     "attn_norm": "attn_norm",
@@ -97,7 +110,7 @@ class Checkpoint(Protocol):
 
     @property
     def norm_offset(self) -> float:
-        """Added to stored norm weights: 1.0 for Hugging Face files, 0.0 for GGUF, which holds 1 + w."""
+        """Added to stored norm weights: 1.0 for Gemma 2 and 3 in Hugging Face files; a GGUF and Gemma 4 hold 1 + w."""
         ...
 
     @property
@@ -187,6 +200,8 @@ class MappedCheckpoint:
 
 def expected_shapes(config: GemmaConfig) -> dict[str, tuple[int, ...]]:
     """Canonical name -> shape of every tensor of the model."""
+    if config.family == "gemma4":
+        return gemma4_config.tensor_shapes(config)
     hidden, ffn, dim = config.hidden_size, config.ffn_size, config.head_dim
     queries, keys = config.num_heads * dim, config.num_kv_heads * dim
     layer: dict[str, tuple[int, ...]] = {
@@ -270,9 +285,23 @@ def _open_hf(path: Path) -> MappedCheckpoint:
     generation_path = path / "generation_config.json"
     generation = read_json(generation_path) if generation_path.is_file() else None
     config = GemmaConfig.from_hf(raw_config, generation, path.resolve().name)
+    files = open_shards(path)
+    stored, head = _stored_hf(files)
+    if config.family == "gemma4":
+        stored = {name: entry for name, entry in stored.items() if name not in gemma4_config.idle_tensors(config)}
+    tensors = _resolve(config, stored, path)
+    if head is None and raw_config.get("tie_word_embeddings") is False:
+        raise CheckpointError(f"{path}: tie_word_embeddings is false, but there is no lm_head.weight")
+    _check_head(tensors["embed"], head)
+    norm_offset = 0.0 if config.family == "gemma4" else 1.0
+    mappings = tuple(file.mapping for file in files)
+    return MappedCheckpoint(config, path, "safetensors", norm_offset, raw_config, tensors, mappings)
+
+
+def _stored_hf(files: Sequence[SafetensorsFile]) -> tuple[dict[str, _Stored], _Stored | None]:
+    """The text model's tensors by their canonical names, and the head if one is stored."""
     stored: dict[str, _Stored] = {}
     head: _Stored | None = None
-    files = open_shards(path)
     for file in files:
         for name, span in file.tensors.items():
             entry = _Stored(name, file.path, span, file.mapping)
@@ -283,13 +312,7 @@ def _open_hf(path: Path) -> MappedCheckpoint:
                 if canonical in stored:
                     raise CheckpointError(f"{file.path}: {name} repeats {stored[canonical].name}")
                 stored[canonical] = entry
-    tensors = _resolve(config, stored, path)
-    if head is None and raw_config.get("tie_word_embeddings") is False:
-        raise CheckpointError(f"{path}: tie_word_embeddings is false, but there is no lm_head.weight")
-    _check_head(tensors["embed"], head)
-    return MappedCheckpoint(
-        config, path, "safetensors", 1.0, raw_config, tensors, tuple(file.mapping for file in files)
-    )
+    return stored, head
 
 
 def _gguf_name(name: str) -> str | None:
@@ -305,11 +328,11 @@ def _hf_name(name: str, path: Path) -> str | None:
     """Canonical name, or ``None`` for what the text model does not need (the vision tower)."""
     prefix = next(prefix for prefix in _HF_PREFIXES if name.startswith(prefix))
     rest = name[len(prefix) :]
-    if rest in ("embed_tokens.weight", "norm.weight"):
-        return "embed" if rest == "embed_tokens.weight" else "final_norm"
+    if rest in _HF_GLOBALS:
+        return _HF_GLOBALS[rest]
     if not rest.startswith("layers.") or rest.endswith("rotary_emb.inv_freq"):
         return None
-    match = re.fullmatch(r"layers\.(\d{1,4})\.(.+)\.weight", rest)
+    match = re.fullmatch(r"layers\.(\d{1,4})\.(.+?)(?:\.weight)?", rest)
     if match is None or match[2] not in _HF_NAMES:
         # Dropping a bias or an adapter in silence would export another model.
         raise CheckpointError(f"{path}: tensor {name} is unknown: this variant is not supported")

@@ -1,4 +1,4 @@
-"""The Gemma 2 and Gemma 3 text graph, written once. Knows no engine, no precision and no weight values.
+"""The Gemma 2 and 3 text graph, written once (4: ``gemma4``). Knows no engine, no precision and no weight values.
 
 Sources: Gemma 2 technical report (arXiv 2408.00118), Gemma 3 technical report (arXiv 2503.19786).
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from edge_runtime.bundle import KvLayer
 
+from .gemma4 import describe_gemma4
 from .graph import AddNorm, Attention, Embed, GatedGelu, Graph, Linear, Op, RmsNorm, Rope, Softcap
 from .model_config import GemmaConfig
 
@@ -14,6 +15,8 @@ from .model_config import GemmaConfig
 def describe(config: GemmaConfig, num_layers: int | None = None) -> Graph:
     """The graph of ``config``, or of its first ``num_layers`` layers (a draft pruned from the same checkpoint)."""
     depth = config.num_layers if num_layers is None else num_layers
+    if config.family == "gemma4":
+        return describe_gemma4(config, depth)
     kv_layers = tuple(KvLayer(config.num_kv_heads, config.head_dim, config.layers[i].window) for i in range(depth))
     body: list[Op] = [
         Embed("x0", Graph.EMBED, config.embed_scale),

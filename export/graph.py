@@ -8,6 +8,7 @@ save those that every engine wants: several products of one input are one ``Line
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from edge_runtime.bundle import KvLayer
 
@@ -54,7 +55,9 @@ class Linear:
 class Attention:
     """Causal grouped-query attention over the cache of ``layer``, rotary embedding included.
 
-    ``qkv`` [T, (heads + 2 kv_heads) * head_dim]: queries, keys and values side by side.
+    ``qkv`` [T, (heads + 2 kv_heads) * head_dim]: queries, keys and values side by side; no values where they come
+    ``from-keys``, queries alone where keys and values are ``borrowed``: those of the operation before it that has the
+    same ``layer`` and writes that cache.
     """
 
     out: str
@@ -67,6 +70,25 @@ class Attention:
     rope: Rope
     q_norm: str | None
     k_norm: str | None
+    values: Literal["own", "from-keys", "borrowed"] = "own"
+    value_norm: bool = False
+    """RMS norm of every head's values, without a weight."""
+
+
+@dataclass(frozen=True, slots=True)
+class BorrowedAttention:
+    """Queries [T, heads * head_dim] alone over the whole of a cache that another model fills: all of them stand behind
+    its last entry, and see no more than its ``reach`` last ones."""
+
+    out: str
+    q: str
+    layer: int
+    heads: int
+    kv: KvLayer
+    reach: int | None
+    scale: float
+    rope: Rope
+    q_norm: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +108,65 @@ class Softcap:
     cap: float
 
 
-Op = Embed | RmsNorm | AddNorm | Linear | Attention | GatedGelu | Softcap
+@dataclass(frozen=True, slots=True)
+class GroupNorm:
+    """RMS norm of each of the ``groups`` parts of a row; ``eps`` is multiplied onto the graph's."""
+
+    out: str
+    x: str
+    weight: str
+    groups: int
+    eps: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Equal parts of the last axis."""
+
+    outs: tuple[str, ...]
+    x: str
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """a and b side by side."""
+
+    out: str
+    a: str
+    b: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """out = (a + b) * scale, which is a number or the name of a weight [1]."""
+
+    out: str
+    a: str
+    b: str
+    scale: float | str = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class GeluProduct:
+    """out = gelu_tanh(gate) * by"""
+
+    out: str
+    gate: str
+    by: str
+
+
+Op = Embed | RmsNorm | AddNorm | Linear | Attention | BorrowedAttention | GatedGelu | Softcap
+Op |= GroupNorm | Split | Join | Sum | GeluProduct
 
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary embedding over the whole head: angle = position / scale / theta^(2i / head_dim)."""
+    """Rotary embedding: the angle of pair i is position / scale / theta^(2i / head_dim), and 0 from ``rotated`` on."""
 
     theta: float
     scale: float
+    rotated: int | None = None
+    """``None``: all pairs turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +181,13 @@ class Graph:
     kv_layers: tuple[KvLayer, ...]
     hidden_size: int
     rms_eps: float
+    hidden_input: int | None = None
+    """Width of the value ``hidden_in``, where the body takes another model's hidden rows; such a body may feed itself
+    with the value ``feed`` of the same width."""
 
     BODY_OUT = "hidden"
     HEAD_IN = "hidden"
     HEAD_OUT = "logits"
     EMBED = "embed"
+    HIDDEN_IN = "hidden_in"
+    FEED = "feed"

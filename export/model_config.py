@@ -1,4 +1,4 @@
-"""What a Gemma 2 or 3 text graph needs to know. Knows no tensors and opens no files.
+"""What a Gemma text graph needs to know; Gemma 4's is read by ``gemma4_config``. Knows no tensors and opens no files.
 
 Two dialects say the same: the ``config.json`` of a Hugging Face checkpoint (old keys, and the ``layer_types``
 and ``rope_parameters`` keys of transformers 5) and the metadata of a GGUF file. Whatever this graph could not
@@ -8,18 +8,18 @@ reproduce is refused here, by name, before a tensor is read.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from edge_runtime.errors import CheckpointError
+from export.config_reader import Reader, token_ids
 
 _LOCAL_ROPE_THETA = 10_000.0
 _GLOBAL_ROPE_THETA = 1_000_000.0
 _GEMMA3_PATTERN = 6
 _GEMMA2_PATTERN = 2
-_MAX_LAYERS = 1024
 _LAYER_TYPES = {"sliding_attention", "full_attention"}
 
 # Defaults of transformers' Gemma2Config and Gemma3TextConfig: published configs leave such keys out.
@@ -50,13 +50,35 @@ _HF_DEFAULTS["gemma3"] = _HF_DEFAULTS["gemma2"] | {
     "final_logit_softcapping": None,
 }
 _HF_FAMILY = {"gemma2": "gemma2", "gemma3_text": "gemma3", "gemma3": "gemma3"}
+_HF_FAMILY |= dict.fromkeys(("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"), "gemma4")
 _HF_ARCHITECTURES = {
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
     "Gemma3ForConditionalGeneration": "gemma3",
+    "Gemma4ForCausalLM": "gemma4",
+    "Gemma4ForConditionalGeneration": "gemma4",
+    "Gemma4UnifiedForCausalLM": "gemma4",
+    "Gemma4UnifiedForConditionalGeneration": "gemma4",
 }
+ASSISTANTS = frozenset({"gemma4_assistant", "gemma4_unified_assistant"})
+"""Model types of Gemma 4's drafters, which are no model by themselves."""
 # llama.cpp tells the 27B models by their depth; only they scale queries by hidden_size / num_heads.
 _GGUF_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What a layer of Gemma 4 has to itself."""
+
+    head_dim: int
+    kv_heads: int
+    ffn_size: int
+    rotated: int
+    """Pairs of a head's dimensions that turn with the position, of head_dim / 2; the others stand still."""
+    values_from_keys: bool = False
+    """The values are the keys ahead of their norm."""
+    donor: int | None = None
+    """The layer whose keys and values it attends to; ``None``: its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +90,17 @@ class LayerConfig:
     rope_theta: float
     rope_scale: float = 1.0
     """Linear factor: positions are divided by it before the rotation."""
+    shape: LayerShape | None = None
+    """``None`` where all layers are as the model says."""
 
 
 @dataclass(frozen=True, slots=True)
 class GemmaConfig:
-    """One Gemma 2 or 3 text model. Head and embedding are always tied."""
+    """One text model. Head and embedding are always tied."""
 
     name: str
     family: str
-    """``"gemma2"`` or ``"gemma3"``"""
+    """``"gemma2"``, ``"gemma3"`` or ``"gemma4"``"""
     vocab_size: int
     """Rows of the embedding; may exceed the tokenizer's ids (padding)."""
     hidden_size: int
@@ -97,6 +121,8 @@ class GemmaConfig:
     """Tokens of context."""
     bos_id: int | None
     eos_ids: tuple[int, ...]
+    per_layer_size: int = 0
+    """Width of what a token says to every single layer, from a table of its own; 0: nothing."""
 
     def __post_init__(self) -> None:
         if not self.layers:
@@ -108,6 +134,11 @@ class GemmaConfig:
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def num_caches(self) -> int:
+        """Layers with keys and values of their own."""
+        return sum(layer.shape is None or layer.shape.donor is None for layer in self.layers)
 
     @classmethod
     def from_hf(
@@ -132,15 +163,16 @@ class GemmaConfig:
 
 def _from_hf(config: Mapping[str, object], generation: Mapping[str, object], name: str) -> GemmaConfig:
     family = _hf_family(config, name)
+    if family == "gemma4":
+        from export.gemma4_config import read_gemma4  # which is made of what this module defines
+
+        return read_gemma4(config, generation, name)
     nested = config.get("text_config")
     given = nested if isinstance(nested, Mapping) else config
-    read = _Reader(_HF_DEFAULTS[family] | dict(given), name)
-    _refuse_hf_features(config, read)
-    layers = _depth(read, "num_hidden_layers")
+    read = Reader(_HF_DEFAULTS[family] | dict(given), name)
+    refuse_hf_features(config, read)
+    layers = read.depth("num_hidden_layers")
     hidden = read.size("hidden_size")
-    eos = _ids(generation.get("eos_token_id"))
-    # A multimodal config keeps its stop ids outside text_config; the text default there is not the last word.
-    eos += _ids(config["eos_token_id"] if "eos_token_id" in config else read.get("eos_token_id"))
     return GemmaConfig(
         name=name,
         family=family,
@@ -158,25 +190,34 @@ def _from_hf(config: Mapping[str, object], generation: Mapping[str, object], nam
         layers=_hf_layers(read, family, layers),
         embed_scale=math.sqrt(hidden),
         max_position=read.size("max_position_embeddings"),
-        bos_id=next(iter(_ids(read.get("bos_token_id"))), None),
-        eos_ids=tuple(dict.fromkeys(eos)),
+        bos_id=next(iter(token_ids(read.get("bos_token_id"))), None),
+        eos_ids=stop_ids(config, generation, read),
     )
 
 
+def stop_ids(config: Mapping[str, object], generation: Mapping[str, object], read: Reader) -> tuple[int, ...]:
+    eos = token_ids(generation.get("eos_token_id"))
+    # A multimodal config keeps its stop ids outside text_config; the text default there is not the last word.
+    eos += token_ids(config["eos_token_id"] if "eos_token_id" in config else read.get("eos_token_id"))
+    return tuple(dict.fromkeys(eos))
+
+
 def _hf_family(config: Mapping[str, object], name: str) -> str:
+    if config.get("model_type") in ASSISTANTS:
+        raise CheckpointError(f"{name}: a Gemma 4 assistant is a drafter: name it as mtp in the recipe of its target")
     architectures = config.get("architectures")
     if isinstance(architectures, Sequence) and not isinstance(architectures, str) and architectures:
         found = str(architectures[0])
         if found not in _HF_ARCHITECTURES:
-            raise CheckpointError(f"{name}: architecture {found} is not supported (Gemma 2 and 3 are)")
+            raise CheckpointError(f"{name}: architecture {found} is not supported (Gemma 2, 3 and 4 are)")
         return _HF_ARCHITECTURES[found]
     model_type = str(config.get("model_type"))
     if model_type not in _HF_FAMILY:
-        raise CheckpointError(f"{name}: model_type {model_type} is not supported (Gemma 2 and 3 are)")
+        raise CheckpointError(f"{name}: model_type {model_type} is not supported (Gemma 2, 3 and 4 are)")
     return _HF_FAMILY[model_type]
 
 
-def _refuse_hf_features(config: Mapping[str, object], read: _Reader) -> None:
+def refuse_hf_features(config: Mapping[str, object], read: Reader) -> None:
     quantization = config.get("quantization_config") or read.get("quantization_config")
     if quantization:
         method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
@@ -189,8 +230,8 @@ def _refuse_hf_features(config: Mapping[str, object], read: _Reader) -> None:
             raise CheckpointError(f"{read.name}: {feature} is not supported")
 
 
-def _hf_layers(read: _Reader, family: str, count: int) -> tuple[LayerConfig, ...]:
-    types = _hf_layer_types(read, family, count)
+def _hf_layers(read: Reader, family: str, count: int) -> tuple[LayerConfig, ...]:
+    types = layer_types(read, count, _GEMMA2_PATTERN if family == "gemma2" else _GEMMA3_PATTERN)
     sliding, full = _hf_rope(read, family)
     window = read.size("sliding_window") if "sliding_attention" in types else None
     return tuple(
@@ -198,13 +239,12 @@ def _hf_layers(read: _Reader, family: str, count: int) -> tuple[LayerConfig, ...
     )
 
 
-def _hf_layer_types(read: _Reader, family: str, count: int) -> list[str]:
+def layer_types(read: Reader, count: int, every: int) -> list[str]:
+    """The kind of each layer; where none is named, every ``every``-th is a global one."""
     types = read.get("layer_types")
     if types is None:
         given = read.get("sliding_window_pattern")
-        if given is None:
-            given = _GEMMA2_PATTERN if family == "gemma2" else _GEMMA3_PATTERN
-        pattern = read.as_size("sliding_window_pattern", given)
+        pattern = read.as_size("sliding_window_pattern", every if given is None else given)
         return ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(count)]
     if not isinstance(types, list) or len(types) != count:
         raise CheckpointError(f"{read.name}: layer_types must be a list of {count} entries")
@@ -214,7 +254,7 @@ def _hf_layer_types(read: _Reader, family: str, count: int) -> list[str]:
     return [str(kind) for kind in types]
 
 
-def _hf_rope(read: _Reader, family: str) -> tuple[tuple[float, float], tuple[float, float]]:
+def _hf_rope(read: Reader, family: str) -> tuple[tuple[float, float], tuple[float, float]]:
     """((theta, linear factor) of sliding layers, the same of full layers)."""
     parameters = read.get("rope_parameters")
     if isinstance(parameters, Mapping) and not parameters.keys().isdisjoint(_LAYER_TYPES):
@@ -233,7 +273,7 @@ def _hf_rope(read: _Reader, family: str) -> tuple[tuple[float, float], tuple[flo
     return (read.as_number("rope_local_base_freq", _LOCAL_ROPE_THETA if local is None else local), 1.0), full
 
 
-def _rope(read: _Reader, given: object, theta: float) -> tuple[float, float]:
+def _rope(read: Reader, given: object, theta: float) -> tuple[float, float]:
     if given is None:
         return theta, 1.0
     if not isinstance(given, Mapping):
@@ -249,10 +289,10 @@ def _from_gguf(meta: Mapping[str, object], name: str) -> GemmaConfig:
     family = str(meta.get("general.architecture"))
     if family not in _GGUF_27B_LAYERS:
         raise CheckpointError(f"{name}: GGUF architecture {family} is not supported (gemma2 and gemma3 are)")
-    read = _Reader({key.removeprefix(f"{family}."): value for key, value in meta.items()}, name)
+    read = Reader({key.removeprefix(f"{family}."): value for key, value in meta.items()}, name)
     title = meta.get("general.name")
     hidden, heads = read.size("embedding_length"), read.size("attention.head_count")
-    layers, head_dim = _depth(read, "block_count"), read.size("attention.key_length")
+    layers, head_dim = read.depth("block_count"), read.size("attention.key_length")
     scalar = hidden / heads if layers == _GGUF_27B_LAYERS[family] else head_dim
     tokens = meta.get("tokenizer.ggml.tokens")
     vocab = read.get("vocab_size") or (len(tokens) if isinstance(tokens, list) else None)
@@ -274,12 +314,12 @@ def _from_gguf(meta: Mapping[str, object], name: str) -> GemmaConfig:
         layers=_gguf_layers(read, family, layers),
         embed_scale=math.sqrt(hidden),
         max_position=read.size("context_length"),
-        bos_id=next(iter(_ids(meta.get("tokenizer.ggml.bos_token_id"))), None),
+        bos_id=next(iter(token_ids(meta.get("tokenizer.ggml.bos_token_id"))), None),
         eos_ids=_gguf_eos(meta, tokens),
     )
 
 
-def _gguf_layers(read: _Reader, family: str, count: int) -> tuple[LayerConfig, ...]:
+def _gguf_layers(read: Reader, family: str, count: int) -> tuple[LayerConfig, ...]:
     kind = read.get("rope.scaling.type") or "none"
     if kind not in ("none", "linear"):
         raise CheckpointError(f"{read.name}: rope scaling {kind} is not supported (linear is)")
@@ -303,21 +343,14 @@ def _gguf_layers(read: _Reader, family: str, count: int) -> tuple[LayerConfig, .
 
 
 def _gguf_eos(meta: Mapping[str, object], tokens: object) -> tuple[int, ...]:
-    eos = _ids(meta.get("tokenizer.ggml.eos_token_id")) + _ids(meta.get("tokenizer.ggml.eot_token_id"))
+    eos = token_ids(meta.get("tokenizer.ggml.eos_token_id")) + token_ids(meta.get("tokenizer.ggml.eot_token_id"))
     # The metadata names one stop id only; like llama.cpp, end of turn is found by its text.
     if isinstance(tokens, list) and "<end_of_turn>" in tokens:
         eos.append(tokens.index("<end_of_turn>"))
     return tuple(dict.fromkeys(eos))
 
 
-def _depth(read: _Reader, key: str) -> int:
-    layers = read.size(key)
-    if layers > _MAX_LAYERS:
-        raise CheckpointError(f"{read.name}: {key} is {layers}, more than {_MAX_LAYERS}")
-    return layers
-
-
-def _uniform(read: _Reader, key: str) -> int:
+def _uniform(read: Reader, key: str) -> int:
     value = read.get(key)
     if isinstance(value, np.ndarray):
         found = np.unique(value)
@@ -325,42 +358,3 @@ def _uniform(read: _Reader, key: str) -> int:
             raise CheckpointError(f"{read.name}: {key} differs between layers, which is not supported")
         value = int(found[0])
     return read.as_size(key, value)
-
-
-def _ids(value: object) -> list[int]:
-    many = value if isinstance(value, list) else [value]
-    return [item for item in many if isinstance(item, int) and not isinstance(item, bool) and item >= 0]
-
-
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    """Typed look-ups; an error names the model and the key."""
-
-    values: Mapping[str, object]
-    name: str
-
-    @property
-    def get(self) -> Callable[[str], object]:
-        return self.values.get
-
-    def size(self, key: str) -> int:
-        return self.as_size(key, self.get(key))
-
-    def number(self, key: str) -> float:
-        return self.as_number(key, self.get(key))
-
-    def optional_number(self, key: str, default: float | None = None) -> float | None:
-        value = self.values.get(key, default)
-        return None if value is None else self.as_number(key, value)
-
-    def as_size(self, key: str, value: object) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 31:
-            raise CheckpointError(f"{self.name}: {key} must be a positive whole number, found {value!r}")
-        return value
-
-    def as_number(self, key: str, value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise CheckpointError(f"{self.name}: {key} must be a positive number, found {value!r}")
-        # GGUF stores float32: 1e-6 comes back as 9.99999997e-07 unless its shortest spelling is taken.
-        near = float(str(np.float32(value)))
-        return near if math.isclose(near, value, rel_tol=1e-7) else float(value)

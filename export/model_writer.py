@@ -15,10 +15,11 @@ from edge_runtime.bundle import MappedTensor, Model, Screen, Tensor
 from edge_runtime.errors import ConfigError
 
 from .checkpoint import Checkpoint, effective_norm
-from .dialects.ort import Spelling, spell_body, spell_head, table_regions
+from .dialects.ort import Spelling, spell_body, spell_head
+from .dialects.ort_nodes import table_regions
 from .dialects.ort_readout import Rescore, screened_rows, spell_readout, spell_screened_readout
 from .gemma import describe
-from .graph import AddNorm, Attention, Graph, Linear, RmsNorm
+from .graph import AddNorm, Attention, BorrowedAttention, Embed, Graph, GroupNorm, Linear, RmsNorm, Rope, Sum
 from .precision import Rounding, precision_notes, refuse_mixed, rounding_of, store_product
 from .recipe import ExportRecipe, Precision
 from .weights import Blocks, Region, Stored, WeightFile
@@ -121,6 +122,8 @@ def write_model(directory: Path, plan: ModelPlan, recipe: ExportRecipe, progress
 
 def _notes(plan: ModelPlan, weights: Weights) -> Iterator[str]:
     """Of each part by its own precision; a screen only looks, and need not be exact."""
+    if not plan.checkpoint.metadata.keys().isdisjoint(("vision_config", "audio_config")):
+        yield f"{plan.role}: the text part of a multimodal checkpoint; images and sound are not in this bundle"
     tables = {names: parts for names, parts in weights.items() if names in ((Graph.EMBED,), ("head",))}
     products = {names: parts for names, parts in weights.items() if names not in tables and names != _SCREEN}
     for precision, of in ((plan.head_precision, tables), (plan.precision, products)):
@@ -134,8 +137,8 @@ def body_spelling(
     """Store all weights of ``graph`` in ``file`` and say where they are."""
     return Spelling(
         weights=_store_products(file, graph, plan, recipe, progress),
-        norms={name: effective_norm(plan.checkpoint, name) for name in _norm_names(graph)},
-        ropes=_store_ropes(file, graph, recipe.max_context + _SPARE_POSITIONS),
+        norms={name: effective_norm(plan.checkpoint, name) for name in vector_names(graph)},
+        ropes=store_ropes(file, graph, recipe.max_context + _SPARE_POSITIONS),
         accuracy_level=recipe.accuracy_level,
         half=recipe.half or plan.precision == "fp16",
     )
@@ -146,8 +149,11 @@ def _store_products(
 ) -> dict[tuple[str, ...], tuple[Stored, ...]]:
     checkpoint, stored = plan.checkpoint, dict(plan.reuse)
     products = [op.weights for op in graph.body if isinstance(op, Linear) and op.weights not in stored]
+    # Gathered row by row and no head: read from the disk as it is needed, whatever its size.
+    tables = [(op.table,) for op in graph.body if isinstance(op, Embed) and op.table != Graph.EMBED]
+    tables = [names for names in tables if names not in stored]
     table = checkpoint.tensor(Graph.EMBED)
-    sizes = {names: sum(4 * int(np.prod(checkpoint.tensor(n).shape)) for n in names) for names in products}
+    sizes = {names: sum(4 * int(np.prod(checkpoint.tensor(n).shape)) for n in names) for names in [*tables, *products]}
     total = sum(sizes.values()) + 4 * int(np.prod(table.shape))
     progress(plan.role, 0, total)
     # Rows of padding behind the tokenizer's ids are dropped: they could be drawn, and no text stands for them.
@@ -165,10 +171,13 @@ def _store_products(
             file, [table], "int4", replace(recipe, block_size=_SCREEN_BLOCK), table=True, row_ids=kept, rounding=coarse
         )
     done = total - sum(sizes.values())
-    for names in products:
+    for names in [*tables, *products]:
         progress(plan.role, done, total)
         sources = [checkpoint.tensor(name) for name in names]
-        stored[names] = store_product(file, sources, plan.precision, recipe, rounding=plan.rounding(names))
+        if names in tables:
+            stored[names] = store_product(file, sources, plan.head_precision, recipe, table=True, row_ids=kept)
+        else:
+            stored[names] = store_product(file, sources, plan.precision, recipe, rounding=plan.rounding(names))
         checkpoint.release()
         done += sizes[names]
     progress(plan.role, total, total)
@@ -199,23 +208,28 @@ def _weight_files(spelling: Spelling) -> tuple[str, ...]:
     return tuple(dict.fromkeys(region.file for region in regions))
 
 
-def _norm_names(graph: Graph) -> Iterator[str]:
+def vector_names(graph: Graph) -> Iterator[str]:
+    """Norm weights and factors: what is small and stays in float32."""
     for op in graph.body:
-        if isinstance(op, RmsNorm | AddNorm):
+        if isinstance(op, RmsNorm | AddNorm | GroupNorm):
             yield op.weight
-        elif isinstance(op, Attention) and op.q_norm is not None and op.k_norm is not None:
-            yield op.q_norm
-            yield op.k_norm
+        elif isinstance(op, Sum) and isinstance(op.scale, str):
+            yield op.scale
+        elif isinstance(op, Attention | BorrowedAttention):
+            norms = (op.q_norm, op.k_norm) if isinstance(op, Attention) else (op.q_norm,)
+            yield from (name for name in norms if name is not None)
 
 
-def _store_ropes(file: WeightFile, graph: Graph, positions: int) -> dict[tuple[float, float], tuple[Region, Region]]:
+def store_ropes(file: WeightFile, graph: Graph, positions: int) -> dict[tuple[Rope, int], tuple[Region, Region]]:
     """cos and sin [positions, head_dim / 2] of every rotary base in use."""
-    stored: dict[tuple[float, float], tuple[Region, Region]] = {}
+    stored: dict[tuple[Rope, int], tuple[Region, Region]] = {}
     for op in graph.body:
-        if not isinstance(op, Attention) or (key := (op.rope.theta, op.rope.scale)) in stored:
+        if not isinstance(op, Attention | BorrowedAttention) or (key := (op.rope, op.kv.head_dim)) in stored:
             continue
         dim = op.kv.head_dim
         frequency = op.rope.theta ** (-np.arange(0, dim, 2, dtype=np.float64) / dim) / op.rope.scale
+        if op.rope.rotated is not None:
+            frequency[op.rope.rotated :] = 0.0
         # In float32, as the reference multiplies them; the cosine of the product is then taken exactly.
         angle = np.arange(positions, dtype=np.float32)[:, None] * frequency.astype(np.float32)[None, :]
         stored[key] = (

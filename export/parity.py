@@ -76,7 +76,7 @@ def measure_parity(
 ) -> Parity:
     """Against ``reference``, or one made from ``checkpoint``. Raises ``ConfigError`` when they cannot be one model."""
     model = manifest.model(TARGET)
-    if (checkpoint.config.hidden_size, checkpoint.config.num_layers) != (model.hidden_size, len(model.layers)):
+    if (checkpoint.config.hidden_size, checkpoint.config.num_caches) != (model.hidden_size, len(model.layers)):
         raise ConfigError(f"{checkpoint.path} is not the checkpoint of {directory}: its layers or their size differ")
     tokenizer = Tokenizer(directory / manifest.tokenizer.file)
     ids = sample_ids(tokenizer, text)[: model.max_context + 1]

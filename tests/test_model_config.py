@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edge_runtime.errors import CheckpointError
-from export.model_config import GemmaConfig, LayerConfig
+from export.model_config import GemmaConfig, LayerConfig, LayerShape
 
 TINY: dict[str, object] = {
     "architectures": ["Gemma3ForCausalLM"],
@@ -104,7 +104,8 @@ def test_gguf_27b_scales_queries_by_hidden_over_heads() -> None:
     [
         ({"architectures": ["Gemma3nForCausalLM"]}, "Gemma3nForCausalLM"),
         ({"architectures": ["LlamaForCausalLM"]}, "LlamaForCausalLM"),
-        ({"architectures": None, "model_type": "gemma4"}, "gemma4"),
+        ({"architectures": None, "model_type": "gemma3n"}, "gemma3n"),
+        ({"architectures": None, "model_type": "gemma4_assistant"}, "name it as mtp in the recipe of its target"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
         ({"rope_scaling": {"rope_type": "linear"}}, "rope factor"),
         ({"layer_types": ["sliding_attention", "chunked_attention"]}, "chunked_attention"),
@@ -120,6 +121,86 @@ def test_gguf_27b_scales_queries_by_hidden_over_heads() -> None:
 def test_unsupported_configs_are_named(change: dict[str, object], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         GemmaConfig.from_hf(TINY | change)
+
+
+E2B: dict[str, object] = {
+    "architectures": ["Gemma4ForConditionalGeneration"],
+    "model_type": "gemma4",
+    "eos_token_id": [1, 106],
+    "text_config": {
+        "model_type": "gemma4_text",
+        "hidden_size": 1536,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 35,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 1,
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 7,
+        "num_kv_shared_layers": 20,
+        "use_double_wide_mlp": True,
+        "final_logit_softcapping": 30.0,
+    },
+}
+M12B: dict[str, object] = {
+    "model_type": "gemma4_unified",
+    "text_config": {
+        "model_type": "gemma4_unified_text",
+        "hidden_size": 3840,
+        "intermediate_size": 15360,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "use_bidirectional_attention": "vision",
+    },
+}
+
+
+def test_gemma4_with_shared_keys_and_per_layer_tables() -> None:
+    config = GemmaConfig.from_hf(E2B, name="e2b")
+    assert (config.family, config.num_layers, config.num_caches, config.per_layer_size) == ("gemma4", 35, 15, 256)
+    assert (config.query_scale, config.final_softcap, config.eos_ids) == (1.0, 30.0, (1, 106))
+    assert config.layers[13] == LayerConfig(512, 10_000.0, 1.0, LayerShape(256, 1, 6144, rotated=128))
+    assert config.layers[14] == LayerConfig(None, 1_000_000.0, 1.0, LayerShape(512, 1, 6144, rotated=64))
+    assert config.layers[15].shape == LayerShape(256, 1, 12288, rotated=128, donor=13)
+    assert config.layers[34].shape == LayerShape(512, 1, 12288, rotated=64, donor=14)
+
+
+def test_dense_gemma4_whose_values_are_its_keys() -> None:
+    config = GemmaConfig.from_hf(M12B)
+    assert (config.num_caches, config.per_layer_size) == (48, 0)
+    assert config.layers[0].window == 1024
+    assert config.layers[4].shape == LayerShape(256, 8, 15360, rotated=128)
+    assert config.layers[5].shape == LayerShape(512, 1, 15360, rotated=64, values_from_keys=True)
+
+
+def test_gemma4_sizes_by_layer_say_the_same_as_by_kind() -> None:
+    """As transformers writes them, zeros in front of the numbers included."""
+    text = dict(M12B["text_config"])  # type: ignore[call-overload]
+    del text["num_global_key_value_heads"]
+    text["per_layer_config"] = {f"{i:02}": {"head_dim": 512, "num_key_value_heads": 1} for i in range(5, 48, 6)}
+    assert GemmaConfig.from_hf(M12B | {"text_config": text}) == GemmaConfig.from_hf(M12B)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"enable_moe_block": True}, "mixture of experts"),
+        ({"use_bidirectional_attention": "all"}, "bidirectional"),
+        ({"num_kv_shared_layers": 35}, "none has keys of its own"),
+        ({"num_kv_shared_layers": 31}, "no full_attention layer has any"),
+        ({"vocab_size_per_layer_input": 1000}, "1000 rows for 262144 tokens"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "yarn"),
+        ({"per_layer_config": {"4": {"skip": ["mlp"]}}}, "per_layer_config of layer 4"),
+        ({"num_key_value_heads": 3}, "evenly"),
+    ],
+)
+def test_gemma4_variants_that_are_refused(change: dict[str, object], message: str) -> None:
+    text = E2B["text_config"] | change  # type: ignore[operator]
+    with pytest.raises(CheckpointError, match=message):
+        GemmaConfig.from_hf(E2B | {"text_config": text})
 
 
 @pytest.mark.parametrize("arch", ["gemma", "gemma3n", "gemma4", "llama", None])

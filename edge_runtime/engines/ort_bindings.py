@@ -51,6 +51,9 @@ class Bindings:
         self._model, self._screen, self._arrays = model, screen, arrays
         self._body, self._head, self._readout = body, head, readout
         self._inputs = frozenset(one.name for one in model.io if (one.graph, one.direction) == ("body", "in"))
+        self._reads_hidden = any(
+            (one.graph, one.direction, one.name) == ("readout", "in", "hidden") for one in model.io
+        )
         self._outputs = frozenset(one.name for one in model.io if (one.graph, one.direction) == ("body", "out"))
         self._bodies: dict[tuple[int, int], onnxruntime.IOBinding] = {}
         self._heads: dict[tuple[int, int], onnxruntime.IOBinding] = {}
@@ -99,9 +102,11 @@ class Bindings:
         for i, pair in enumerate(arrays.cache[slot]):
             for part, cache in zip(("key", "value"), pair, strict=True):
                 cache.bind(binding.bind_input, f"past_{part}_{i}", cache.shape)
-                # A model that only looks at its target's caches hands none out.
-                if f"present_{part}_{i}" in self._outputs:
-                    cache.bind(binding.bind_output, f"present_{part}_{i}", cache.shape)
+                # A model that only looks at its target's caches hands none out; one whose layers share a cache hands
+                # it out once for each of them (present_key_3, present_key_3.1).
+                for name in self._outputs:
+                    if name.split(".")[0] == f"present_{part}_{i}":
+                        cache.bind(binding.bind_output, name, cache.shape)
         arrays.hidden.bind(binding.bind_output, "hidden", (1, rows * model.fan_out, model.hidden_size))
         if self.feeds and arrays.feed is not None:
             arrays.feed.bind(binding.bind_output, "feed", (1, rows, *arrays.feed.shape[1:]))
@@ -128,8 +133,9 @@ class Bindings:
             gathered=np.zeros((count, 1), np.float32),
         )
         rescored_rows = rescored_logits = None
-        if self._screen is not None:
+        if self._screen is not None or self._reads_hidden:
             arrays.hidden.bind(binding.bind_input, "hidden", (count, model.hidden_size), first_row=first)
+        if self._screen is not None:
             rescored_rows = np.zeros((count, self._screen.rescored), np.int64)
             rescored_logits = np.zeros((count, self._screen.rescored), np.float32)
             bind_host(binding.bind_output, "rescored_rows", rescored_rows, rescored_rows.shape)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from ..weights import Blocks
-from .ort import IR_VERSION, MS, OPSET, block_table
+from .ort_nodes import IR_VERSION, MS, OPSET, block_table
 
 GROUP = 64
 LANES = 16
