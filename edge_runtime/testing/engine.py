@@ -53,9 +53,6 @@ class FakeCall:
 class FakeEngine:
     """Implements ``engines.protocol.Engine``. Public attributes are for tests to read and set."""
 
-    feeds = False
-    """Whether a forward says what the target's rows would be."""
-
     def __init__(
         self,
         model: FakeModel | None = None,
@@ -129,12 +126,16 @@ class FakeEngine:
         if self._clock is not None and self._cost is not None:
             self._clock.advance(self._cost.body(count))
         head = None if step.head is None else self.head(step.head)
-        return StepOutput(head, hidden, hidden if self.feeds else None)
+        return StepOutput(head, hidden, self.feed(known))
 
     def take(self, step: StepInput) -> list[int]:
         """Write the step's entries; the digest that each of its rows knows."""
         self.write(step.slot, step.position, step.tokens)
         return self.digests[step.slot][step.position : step.position + len(step.tokens)]
+
+    def feed(self, known: list[int]) -> Floats | None:
+        """What the engine says its target's rows would be, by what its own rows know."""
+        return None
 
     def write(self, slot: int, position: int, tokens: Ids) -> None:
         for place, token in enumerate(tokens.tolist(), start=position):

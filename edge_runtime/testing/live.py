@@ -2,18 +2,21 @@
 
 A hidden row holds exactly what a ``FakeEngine`` knows of a text, so that a drafter which hands over the right rows can
 be perfect. One that hands over another row, or leaves entries of its cache out, is not: what does not follow from what
-stands before it is spoilt, and so is all that follows from it.
+stands before it is spoilt, and so is all that follows from it. What an engine feeds itself is marked as a guess: good to
+go on with, and nothing that a true row may stand behind.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..engines.protocol import StepInput
+from ..engines.protocol import Floats, StepInput
 from .engine import UNWRITTEN, FakeEngine
-from .model import ROW, FakeModel, digest_of
+from .model import ROW, FakeModel, digest_of, rows_of
 
 _SPOILT = -3
+_GUESS = 1 << 52
+"""The bit above a digest: the engine's own word, not its target's."""
 
 
 class FakeSelfDraft(FakeEngine):
@@ -36,22 +39,25 @@ class FakeSelfDraft(FakeEngine):
 class FakeMultiToken(FakeEngine):
     """One layer over [token; hidden row], with a cache of its own. Its model must look at the whole text."""
 
-    feeds = True
-
     def __init__(self, model: FakeModel | None = None, **settings: Any) -> None:
         super().__init__(model, hidden_input=ROW, **settings)
         _refuse_order(self.model)
 
     def take(self, step: StepInput) -> list[int]:
         assert step.hidden is not None  # it was checked
-        digests = self.digests[step.slot]
-        for place, (token, row) in enumerate(zip(step.tokens.tolist(), step.hidden, strict=True), start=step.position):
+        entries, first = self.digests[step.slot], step.position
+        for place, (token, row) in enumerate(zip(step.tokens.tolist(), step.hidden, strict=True), start=first):
             told = digest_of(row)
-            # The row behind the token before: what the entry of that token knows.
-            follows = place == 0 or told == digests[place - 1]
+            # The row behind the token before is what the entry of that token knows.
+            before = entries[place - 1] if place else told
+            follows = before in (told, told & ~_GUESS)
+            digest = self.model.extend(told & ~_GUESS if follows else _spoilt(self.model, told), token)
             self.cache[step.slot, place] = token
-            digests[place] = self.model.extend(told if follows else _spoilt(self.model, told), token)
-        return digests[step.position : step.position + len(step.tokens)]
+            entries[place] = digest | (told & _GUESS)
+        return [digest & ~_GUESS for digest in entries[first : first + len(step.tokens)]]
+
+    def feed(self, known: list[int]) -> Floats:
+        return rows_of([digest | _GUESS for digest in known])
 
 
 class FakeHeads(FakeEngine):
@@ -76,17 +82,13 @@ class FakeHeads(FakeEngine):
 class FakeAssistant(FakeEngine):
     """Queries only: looks at the target's cache up to one place, which all drafts of a step share."""
 
-    feeds = True
-
     def __init__(self, target: FakeEngine, model: FakeModel | None = None, **settings: Any) -> None:
         info = target.info
-        super().__init__(
-            model or target.model, capacity=info.capacity, slots=info.slots, hidden_input=ROW, **settings
-        )
+        super().__init__(model or target.model, capacity=info.capacity, slots=info.slots, hidden_input=ROW, **settings)
         _refuse_order(self.model)
         self._target = target
         self._fed: tuple[int, int, int] | None = None
-        """(slot, position, digest) of the last forward."""
+        """(slot, position, what it said) of the last forward."""
 
     def take(self, step: StepInput) -> list[int]:
         assert step.hidden is not None  # it was checked
@@ -95,9 +97,12 @@ class FakeAssistant(FakeEngine):
         told, place = digest_of(step.hidden[0]), step.position
         # The row at its place first, then what it said itself, always at the same place.
         follows = told == self._target.digests[step.slot][place] or (step.slot, place, told) == self._fed
-        digest = self.model.extend(told if follows else _spoilt(self.model, told), int(step.tokens[0]))
-        self._fed = (step.slot, place, digest)
+        digest = self.model.extend(told & ~_GUESS if follows else _spoilt(self.model, told), int(step.tokens[0]))
+        self._fed = (step.slot, place, digest | _GUESS)
         return [digest]
+
+    def feed(self, known: list[int]) -> Floats:
+        return rows_of([digest | _GUESS for digest in known])
 
 
 def _spoilt(model: FakeModel, digest: int) -> int:
