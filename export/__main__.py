@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from edge_runtime import __version__
@@ -20,9 +17,10 @@ from edge_runtime.console import OneLineErrors
 from edge_runtime.errors import BundleError, ConfigError, why
 from edge_runtime.schema import structure
 
+from .progress import progress_bars
 from .recipe import ExportRecipe, Precision, explain, read_recipe
+from .training.command import train_drafter
 
-ProgressCall = Callable[[str, int, int], None]
 _OVERRIDES = (
     "source",
     "output",
@@ -39,6 +37,9 @@ _OVERRIDES = (
 @click.version_option(__version__, prog_name="edge-export")
 def main() -> None:
     """Turn Gemma checkpoints into bundles for edge-runtime."""
+
+
+main.add_command(train_drafter)
 
 
 def _default(key: str) -> str:
@@ -107,7 +108,7 @@ def export(
     wanted = read_recipe(recipe, overrides) if recipe is not None else _recipe_from_options(overrides)
     from .build import build_bundle
 
-    with _progress() as progress:
+    with progress_bars() as progress:
         manifest = build_bundle(wanted, progress, overwrite=overwrite)
     _describe(Path(wanted.output), manifest)
 
@@ -118,7 +119,7 @@ def check(bundle: Path) -> None:
     """Verify every file of a BUNDLE against its manifest."""
     manifest = read_manifest(bundle)
     total, done = sum(entry.bytes for entry in manifest.files), 0
-    with _progress() as progress:
+    with progress_bars() as progress:
 
         def count(more: int) -> None:
             nonlocal done
@@ -154,7 +155,7 @@ def parity(
 
     manifest = read_manifest(bundle)
     checkpoint = open_checkpoint(reference)
-    with _progress() as progress:
+    with progress_bars() as progress:
         found = measure_parity(
             bundle,
             manifest,
@@ -205,7 +206,7 @@ def demo(output: str, print_source: bool) -> None:
     from .build import build_bundle
     from .demo import demo_checkpoint
 
-    with _progress() as progress:
+    with progress_bars() as progress:
         source = demo_checkpoint(progress)
         if print_source:
             click.echo(source)
@@ -253,22 +254,6 @@ def _describe(output: Path, manifest: Manifest) -> None:
     click.echo(f"{output}: {size:.1f} MB, {manifest.memory.kv_per_token} bytes of cache a token, {manifest.licence}")
     for note in manifest.notes:
         click.echo(f"{output}: note: {note}")
-
-
-@contextmanager
-def _progress() -> Iterator[ProgressCall]:
-    """One bar per stage, on stderr; silent where stderr is no terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
-        tasks: dict[str, TaskID] = {}
-
-        def report(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(what, total=total)
-            bars.update(tasks[what], completed=done, total=total)
-
-        yield report
 
 
 if __name__ == "__main__":

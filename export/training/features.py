@@ -1,0 +1,122 @@
+"""Texts and their target rows on disk, so that a stop costs nothing. Knows neither the target nor the training.
+
+A part is a directory: ``tokens.npy`` [rows, length], ``hidden.npy`` [rows, length, width] in float16 and ``part.json``
+with what it was made from and how many rows are there. A held-out part also has what the target's whole law comes to,
+``normaliser.npy`` and ``best.npy`` [rows, length].
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_runtime.errors import ConfigError
+
+_RECORD = "part.json"
+
+
+@dataclass(slots=True)
+class Part:
+    """Rows of one length; ``done`` of them are there."""
+
+    directory: Path
+    tokens: NDArray[np.int32]
+    hidden: NDArray[np.float16]
+    normaliser: NDArray[np.float32] | None
+    """log sum exp of the target's logits over all of its vocabulary."""
+    best: NDArray[np.int32] | None
+    """The target's argmax."""
+    made_from: dict[str, Any]
+    done: int
+
+    @property
+    def size(self) -> int:
+        return int(self.tokens.shape[0])
+
+    @property
+    def length(self) -> int:
+        return int(self.tokens.shape[1])
+
+    def append(
+        self,
+        tokens: NDArray[Any],
+        hidden: NDArray[np.float32],
+        normaliser: NDArray[np.float32] | None = None,
+        best: NDArray[Any] | None = None,
+    ) -> None:
+        """Rows behind those that are there; they count once they are on disk."""
+        if np.abs(hidden).max(initial=0.0) > np.finfo(np.float16).max or not np.isfinite(hidden).all():
+            raise ConfigError("the target's hidden rows do not fit float16: features cannot be stored")
+        place = slice(self.done, self.done + len(tokens))
+        self.tokens[place], self.hidden[place] = tokens, hidden.astype(np.float16)
+        if self.normaliser is not None and self.best is not None:
+            self.normaliser[place], self.best[place] = normaliser, best
+        for array in (self.tokens, self.hidden, self.normaliser, self.best):
+            if isinstance(array, np.memmap):
+                array.flush()
+        self.done = place.stop
+        self._write_record()
+
+    def _write_record(self) -> None:
+        partial = self.directory / f"{_RECORD}.part"
+        partial.write_text(json.dumps({**self.made_from, "done": self.done}, indent=1) + "\n", encoding="utf-8")
+        os.replace(partial, self.directory / _RECORD)
+
+
+def open_part(directory: Path, rows: int, length: int, width: int, made_from: dict[str, Any], *, held: bool) -> Part:
+    """A new part, or the one that an earlier run began. Raises ``ConfigError`` where that was of something else."""
+    made_from = {**made_from, "rows": rows, "length": length, "width": width}
+    record = directory / _RECORD
+    if not record.is_file():
+        directory.mkdir(parents=True, exist_ok=True)
+        part = _map(directory, "w+", (rows, length), width, made_from, 0, held)
+        part._write_record()
+        return part
+    found = _read_record(record)
+    done = int(found.pop("done", 0))
+    for key, value in made_from.items():
+        if found.get(key) != value:
+            kept = f"{directory} holds features with {key} {found.get(key)!r}, not {value!r}"
+            raise ConfigError(f"{kept}: choose another output, or remove it")
+    return _map(directory, "r+", (rows, length), width, made_from, done, held)
+
+
+def read_part(directory: Path) -> Part:
+    """A part that is there, whatever it was made from. Raises ``ConfigError``."""
+    found = _read_record(directory / _RECORD)
+    done = int(found.pop("done", 0))
+    shape = (int(found["rows"]), int(found["length"]))
+    return _map(directory, "r", shape, int(found["width"]), found, done, (directory / "best.npy").exists())
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as problem:
+        raise ConfigError(f"{path}: no features there ({problem})") from None
+    return found
+
+
+def _map(
+    directory: Path, mode: Any, shape: tuple[int, int], width: int, made_from: dict[str, Any], done: int, held: bool
+) -> Part:
+    def array(name: str, dtype: Any, shape: tuple[int, ...]) -> Any:
+        # Sparse where the file system can: a part that is never filled takes no room.
+        new = {"dtype": dtype, "shape": shape} if mode == "w+" else {}
+        return np.lib.format.open_memmap(directory / f"{name}.npy", mode=mode, **new)
+
+    return Part(
+        directory,
+        array("tokens", np.int32, shape),
+        array("hidden", np.float16, (*shape, width)),
+        array("normaliser", np.float32, shape) if held else None,
+        array("best", np.int32, shape) if held else None,
+        made_from,
+        done,
+    )
