@@ -25,7 +25,7 @@ def describe(config: GemmaConfig, num_layers: int | None = None) -> Graph:
     for i in range(depth):
         after = f"layers.{i + 1}.attn_norm" if i + 1 < depth else "final_norm"
         normed = f"a{i + 1}" if i + 1 < depth else Graph.BODY_OUT
-        body += _layer(config, i, kv_layers[i], after, normed)
+        body += layer_ops(config, i, kv_layers[i], after, normed)
     head: list[Op] = [Linear(Graph.HEAD_OUT, Graph.HEAD_IN, (Graph.EMBED,))]
     if config.final_softcap is not None:
         head = [
@@ -35,7 +35,7 @@ def describe(config: GemmaConfig, num_layers: int | None = None) -> Graph:
     return Graph(tuple(body), tuple(head), kv_layers, config.hidden_size, config.rms_eps)
 
 
-def _layer(config: GemmaConfig, i: int, kv: KvLayer, next_norm: str, next_normed: str) -> list[Op]:
+def layer_ops(config: GemmaConfig, i: int, kv: KvLayer, next_norm: str, next_normed: str) -> list[Op]:
     """One block: x_i and its norm a_i in, x_{i+1} and its norm out. Gemma norms before and after both halves."""
     w, layer = f"layers.{i}.", config.layers[i]
     return [

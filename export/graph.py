@@ -155,8 +155,41 @@ class GeluProduct:
     by: str
 
 
+@dataclass(frozen=True, slots=True)
+class Gelu:
+    """out = gelu_tanh(x)"""
+
+    out: str
+    x: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """out = x * weight, element by element of a row."""
+
+    out: str
+    x: str
+    weight: str
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """out = x, under a name that the engine knows."""
+
+    out: str
+    x: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """``parts`` [T, n] each below each other for every token: out[T * len(parts), n]."""
+
+    out: str
+    parts: tuple[str, ...]
+
+
 Op = Embed | RmsNorm | AddNorm | Linear | Attention | BorrowedAttention | GatedGelu | Softcap
-Op |= GroupNorm | Split | Join | Sum | GeluProduct
+Op |= GroupNorm | Split | Join | Sum | GeluProduct | Gelu | Scale | Copy | Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +217,8 @@ class Graph:
     hidden_input: int | None = None
     """Width of the value ``hidden_in``, where the body takes another model's hidden rows; such a body may feed itself
     with the value ``feed`` of the same width."""
+    fan_out: int = 1
+    """Rows of ``hidden`` for each token."""
 
     BODY_OUT = "hidden"
     HEAD_IN = "hidden"

@@ -40,6 +40,15 @@ class DraftRecipe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SelfDraftRecipe:
+    layers: int = _required("the target's first N layers draft; what they read is stored already")
+    vocab_rows: int | None = _key(
+        None, "keep the R most frequent rows of the head (rounded up to a multiple of 64); the target's own if left out"
+    )
+    frequency_corpus: str | None = _key(None, "text file whose tokens rank those rows; by id alone when left out")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExportRecipe:
     source: str = _required("checkpoint of the target: a .gguf file, or a directory with config.json and *.safetensors")
     output: str = _required("directory of the bundle; it must not exist unless an overwrite is asked for")
@@ -71,12 +80,32 @@ class ExportRecipe:
     max_context: int = _key(4096, "longest context the bundle can serve; its rotary tables grow with it")
     candidates: int = _key(64, "C: ids that the engine returns per row with their logits")
     draft: DraftRecipe | None = _key(None, "a second, small model that drafts for the first")
+    self_draft: SelfDraftRecipe | None = _key(None, "the target's first layers draft, by early exit")
+    mtp: str | None = _key(
+        None, "directory of a multi-token drafter for this target: one that was trained here, or a Gemma 4 assistant"
+    )
+    mtp_vocab_rows: int = _key(
+        32768, "rows that the dense head of an assistant keeps, the most frequent ones; an ordered head keeps them all"
+    )
+    heads: str | None = _key(None, "directory of parallel heads that were fitted to this target")
+    drafter_precision: Literal["int8", "fp32", "fp16"] | None = _key(
+        None, "of mtp and heads; int8 unless the target is in fp32 or fp16"
+    )
 
     def __post_init__(self) -> None:
         if self.max_context < 1:
             raise ConfigError(f"max_context: {self.max_context} is not a length")
+        if self.mtp_vocab_rows < 1:
+            raise ConfigError(f"mtp_vocab_rows: {self.mtp_vocab_rows} is not a count")
         if self.candidates < 1:
             raise ConfigError(f"candidates: {self.candidates} is not a count")
+
+    @property
+    def trained_precision(self) -> Precision:
+        """Of drafters that were trained: small beside their target, and 4 bits cost acceptance first."""
+        if self.drafter_precision is not None:
+            return self.drafter_precision
+        return self.precision if self.precision in ("fp32", "fp16") else "int8"
 
 
 def read_recipe(path: Path, overrides: Mapping[str, Any] | None = None) -> ExportRecipe:
@@ -99,6 +128,7 @@ def explain() -> Iterator[tuple[str, str, str]]:
     """(key, default, what it does) of every key."""
     yield from _explain(ExportRecipe, "")
     yield from _explain(DraftRecipe, "draft.")
+    yield from _explain(SelfDraftRecipe, "self_draft.")
 
 
 def _explain(cls: type[Any], prefix: str) -> Iterator[tuple[str, str, str]]:

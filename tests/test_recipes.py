@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edge_runtime.errors import ConfigError
-from export.recipe import DraftRecipe, ExportRecipe, explain, read_recipe
+from export.recipe import DraftRecipe, ExportRecipe, SelfDraftRecipe, explain, read_recipe
 
 SHIPPED = sorted((Path(__file__).parent.parent / "export" / "recipes").glob("*.yaml"))
 
@@ -21,6 +21,7 @@ def test_shipped_recipes_read(path: Path) -> None:
 def test_every_key_is_explained() -> None:
     explained = {key: text for key, _, text in explain()}
     wanted = {key.name for key in fields(ExportRecipe)} | {f"draft.{key.name}" for key in fields(DraftRecipe)}
+    wanted |= {f"self_draft.{key.name}" for key in fields(SelfDraftRecipe)}
     assert set(explained) == wanted
     assert all(len(text) > 15 for text in explained.values())
 
@@ -35,6 +36,11 @@ def test_every_key_is_explained() -> None:
         ("source: a\noutput: b\nmax_context: many", "max_context"),
         ("source: a\noutput: b\nmax_context: 0", "max_context"),
         ("source: a\noutput: b\ncandidates: 0", "candidates"),
+        ("source: a\noutput: b\nself_draft: {}", "self_draft.layers is missing"),
+        ("source: a\noutput: b\nself_draft: {layers: 2, rows: 3}", "self_draft: unknown key 'rows'"),
+        ("source: a\noutput: b\nmtp: {source: d}", "mtp"),
+        ("source: a\noutput: b\nmtp_vocab_rows: 0", "mtp_vocab_rows"),
+        ("source: a\noutput: b\ndrafter_precision: int4", "drafter_precision must be"),
         ("- a\n- b", "mapping"),
         ("a: [", "not YAML"),
         ("", "mapping"),

@@ -18,8 +18,10 @@ from ..graph import (
     AddNorm,
     Attention,
     BorrowedAttention,
+    Copy,
     Embed,
     GatedGelu,
+    Gelu,
     GeluProduct,
     Graph,
     GroupNorm,
@@ -28,6 +30,8 @@ from ..graph import (
     Op,
     RmsNorm,
     Rope,
+    Rows,
+    Scale,
     Softcap,
     Split,
     Sum,
@@ -67,7 +71,10 @@ def spell_body(graph: Graph, spelling: Spelling) -> onnx.ModelProto:
     ]
     if not any(isinstance(op, Attention) for op in graph.body):
         del inputs[1]  # the queries alone need only one of the lengths
-    outputs = [value_info(Graph.BODY_OUT, TensorProto.FLOAT, (1, "rows", graph.hidden_size))]
+        if not any(isinstance(op, BorrowedAttention) for op in graph.body):
+            del inputs[1]
+    rows = "rows" if graph.fan_out == 1 else "hidden_rows"
+    outputs = [value_info(Graph.BODY_OUT, TensorProto.FLOAT, (1, rows, graph.hidden_size))]
     if graph.hidden_input is not None:
         inputs.append(value_info(Graph.HIDDEN_IN, TensorProto.FLOAT, (1, "rows", graph.hidden_input)))
         if any(getattr(op, "out", None) == Graph.FEED for op in graph.body):
@@ -97,7 +104,7 @@ class _Speller:
     """Operation by operation into the nodes of one graph."""
 
     def __init__(self, graph: Graph, spelling: Spelling) -> None:
-        self._eps = graph.rms_eps
+        self._graph, self._eps = graph, graph.rms_eps
         self._spelling = spelling
         self.nodes = Nodes(spelling.half)
         self.attention = AttentionSpeller(self.nodes, spelling.norms, spelling.ropes, graph.rms_eps)
@@ -132,6 +139,16 @@ class _Speller:
                 nodes.node("Concat", [op.a, op.b], op.out, axis=-1)
             case Sum():
                 self._sum(op)
+            case Gelu():
+                nodes.node("Gelu", [op.x], op.out, approximate="tanh")
+            case Scale():
+                nodes.node("Mul", [op.x, self._vector(op.weight)], op.out)
+            case Copy():
+                nodes.node("Identity", [op.x], op.out)
+            case Rows():
+                width = self._graph.hidden_size
+                beside = nodes.node("Concat", list(op.parts), f"{op.out}.beside", axis=-1)
+                nodes.node("Reshape", [beside, nodes.ints(0, -1, width)], op.out)
             case Softcap():
                 cap = nodes.constant(f"{op.out}.cap", np.array(op.cap, np.float32))
                 scaled = nodes.node("Div", [op.x, cap], f"{op.out}.scaled")
