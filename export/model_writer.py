@@ -19,7 +19,7 @@ from .dialects.ort import Spelling, spell_body, spell_head
 from .dialects.ort_nodes import table_regions
 from .dialects.ort_readout import Rescore, screened_rows, spell_readout, spell_screened_readout
 from .gemma import describe
-from .graph import AddNorm, Attention, BorrowedAttention, Embed, Graph, GroupNorm, Linear, RmsNorm, Rope, Sum
+from .graph import AddNorm, Attention, BorrowedAttention, Embed, Graph, GroupNorm, Linear, RmsNorm, Rope, Scale, Sum
 from .precision import Rounding, precision_notes, refuse_mixed, rounding_of, store_product
 from .recipe import ExportRecipe, Precision
 from .weights import Blocks, Region, Stored, WeightFile
@@ -27,7 +27,7 @@ from .weights import Blocks, Region, Stored, WeightFile
 Progress = Callable[[str, int, int], None]
 """(what, bytes done, bytes in all), bytes of float32 weights read."""
 
-_SPARE_POSITIONS = 8
+SPARE_POSITIONS = 8
 """Rotary rows behind the context: the padded row of the deterministic mode stands there."""
 
 
@@ -36,6 +36,8 @@ _SCREEN_BLOCK: Literal[64] = 64
 
 Weights = Mapping[tuple[str, ...], tuple[Stored, ...]]
 """By the names of a product; the key ("head",) is a reduced head."""
+Ropes = Mapping[tuple[Rope, int], tuple[Region, Region]]
+"""(rope, head_dim) -> cos and sin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,12 @@ class ModelPlan:
     """The rounding of a product by the names of its weights; ``None`` for the recipe's own."""
     reuse: Weights = field(default_factory=dict)
     """Products that another model of the bundle has stored already: a pruned draft shares its target's bytes."""
+    ropes: Ropes = field(default_factory=dict)
+    """Likewise."""
+    graph: Graph | None = None
+    """``None``: that of the checkpoint's first layers."""
+    shares: tuple[int, ...] | None = None
+    """See ``bundle.Model``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +70,7 @@ class WrittenModel:
     model: Model
     notes: tuple[str, ...]
     weights: Weights
+    ropes: Ropes = field(default_factory=dict)
 
 
 def write_model(directory: Path, plan: ModelPlan, recipe: ExportRecipe, progress: Progress) -> WrittenModel:
@@ -69,9 +78,11 @@ def write_model(directory: Path, plan: ModelPlan, recipe: ExportRecipe, progress
     for precision in (plan.precision, plan.head_precision):
         if precision == "exact" and plan.checkpoint.kind != "gguf":
             raise ConfigError(f"{plan.role}: exact carries the blocks of a GGUF; choose fp32, fp16, int8 or int4 here")
-    graph = describe(plan.checkpoint.config, plan.num_layers)
+    graph = plan.graph or describe(plan.checkpoint.config, plan.num_layers)
     with WeightFile(directory / f"{plan.role}.weights") as file:
         spelling = body_spelling(file, graph, plan, recipe, progress)
+    if not file.path.stat().st_size:
+        file.path.unlink()  # all of it is stored already
     weights, half = spelling.weights, spelling.half
     # A reduced head is a table of its own; the embedding keeps all rows, since any token may be fed.
     head_key = ("head",) if plan.token_ids is not None else (Graph.EMBED,)
@@ -104,7 +115,7 @@ def write_model(directory: Path, plan: ModelPlan, recipe: ExportRecipe, progress
         head=f"{plan.role}.head.onnx",
         readout=f"{plan.role}.readout.onnx",
         screen=screen,
-        weights=_weight_files(spelling),
+        weights=weight_files(spelling),
         table=_mapped_table(weights[(Graph.EMBED,)]),
         precision=plan.precision,
         accuracy_level=recipe.accuracy_level if quantised else 0,
@@ -115,9 +126,12 @@ def write_model(directory: Path, plan: ModelPlan, recipe: ExportRecipe, progress
         max_context=recipe.max_context,
         kv_dtype="float16" if half else "float32",
         layers=graph.kv_layers,
-        io=tuple(line for name, proto in graphs.items() for line in _io_table(name, proto)),
+        io=tuple(line for name, proto in graphs.items() for line in io_table(name, proto)),
+        shares=plan.shares,
+        hidden_input=graph.hidden_input,
+        fan_out=graph.fan_out,
     )
-    return WrittenModel(model, tuple(_notes(plan, weights)), weights)
+    return WrittenModel(model, tuple(_notes(plan, weights)), weights, spelling.ropes)
 
 
 def _notes(plan: ModelPlan, weights: Weights) -> Iterator[str]:
@@ -138,7 +152,7 @@ def body_spelling(
     return Spelling(
         weights=_store_products(file, graph, plan, recipe, progress),
         norms={name: effective_norm(plan.checkpoint, name) for name in vector_names(graph)},
-        ropes=store_ropes(file, graph, recipe.max_context + _SPARE_POSITIONS),
+        ropes=store_ropes(file, graph, recipe.max_context + SPARE_POSITIONS, plan.ropes),
         accuracy_level=recipe.accuracy_level,
         half=recipe.half or plan.precision == "fp16",
     )
@@ -161,10 +175,10 @@ def _store_products(
     kept = np.arange(plan.vocab_size) if padded else None
     if (Graph.EMBED,) not in stored:
         stored[(Graph.EMBED,)] = store_product(file, [table], plan.head_precision, recipe, table=True, row_ids=kept)
-    if plan.token_ids is not None:
-        stored[("head",)] = store_product(
-            file, [table], plan.head_precision, recipe, table=True, row_ids=plan.token_ids
-        )
+    if plan.token_ids is not None and ("head",) not in stored:
+        own = "head" in checkpoint.names()
+        source, ids = (checkpoint.tensor("head"), None) if own else (table, plan.token_ids)
+        stored[("head",)] = store_product(file, [source], plan.head_precision, recipe, table=True, row_ids=ids)
     if _SCREEN not in stored and _wants_screen(plan, recipe):
         coarse = rounding_of("int4", replace(recipe, block_size=_SCREEN_BLOCK, symmetric=False))
         stored[_SCREEN] = store_product(
@@ -201,7 +215,7 @@ def _wants_screen(plan: ModelPlan, recipe: ExportRecipe) -> bool:
     return recipe.screen_head and plan.token_ids is None and coded and blocks
 
 
-def _weight_files(spelling: Spelling) -> tuple[str, ...]:
+def weight_files(spelling: Spelling) -> tuple[str, ...]:
     parts = [part for stored in spelling.weights.values() for part in stored]
     regions = [part.quants if isinstance(part, Blocks) else part.data for part in parts]
     regions += [region for pair in spelling.ropes.values() for region in pair]
@@ -211,7 +225,7 @@ def _weight_files(spelling: Spelling) -> tuple[str, ...]:
 def vector_names(graph: Graph) -> Iterator[str]:
     """Norm weights and factors: what is small and stays in float32."""
     for op in graph.body:
-        if isinstance(op, RmsNorm | AddNorm | GroupNorm):
+        if isinstance(op, RmsNorm | AddNorm | GroupNorm | Scale):
             yield op.weight
         elif isinstance(op, Sum) and isinstance(op.scale, str):
             yield op.scale
@@ -220,11 +234,14 @@ def vector_names(graph: Graph) -> Iterator[str]:
             yield from (name for name in norms if name is not None)
 
 
-def store_ropes(file: WeightFile, graph: Graph, positions: int) -> dict[tuple[Rope, int], tuple[Region, Region]]:
-    """cos and sin [positions, head_dim / 2] of every rotary base in use."""
+def store_ropes(file: WeightFile, graph: Graph, positions: int, known: Ropes | None = None) -> Ropes:
+    """cos and sin [positions, head_dim / 2] of every rotary base in use; ``known`` ones are stored elsewhere."""
     stored: dict[tuple[Rope, int], tuple[Region, Region]] = {}
     for op in graph.body:
         if not isinstance(op, Attention | BorrowedAttention) or (key := (op.rope, op.kv.head_dim)) in stored:
+            continue
+        if known is not None and key in known:
+            stored[key] = known[key]
             continue
         dim = op.kv.head_dim
         frequency = op.rope.theta ** (-np.arange(0, dim, 2, dtype=np.float64) / dim) / op.rope.scale
@@ -239,7 +256,7 @@ def store_ropes(file: WeightFile, graph: Graph, positions: int) -> dict[tuple[Ro
     return stored
 
 
-def _io_table(name: str, proto: onnx.ModelProto) -> Iterator[Tensor]:
+def io_table(name: str, proto: onnx.ModelProto) -> Iterator[Tensor]:
     for direction, values in (("in", proto.graph.input), ("out", proto.graph.output)):
         for value in values:
             tensor = value.type.tensor_type
