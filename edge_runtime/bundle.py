@@ -119,6 +119,14 @@ class Model:
     """The queries of all drafts of a step stand at the last token's place and write no cache (Gemma 4 assistants)."""
     fan_out: int = 1
     """Hidden rows that the body makes of each token, one behind the other: of parallel heads, one for each head."""
+    centroids: int | None = None
+    """Groups of tokens that the head scores in place of tokens: its readout takes the hidden row, scores the tokens of
+    the best groups, and knows no others. ``None``: the head scores tokens."""
+
+    @property
+    def head_rows(self) -> int:
+        """Width of what the head hands to its readout."""
+        return self.vocab_size if self.centroids is None else self.centroids
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -261,7 +269,7 @@ def _refuse_numbers(path: Path, model: Model) -> None:
     sizes = [model.vocab_size, model.hidden_size, model.candidates, model.max_context]
     sizes += [size for layer in model.layers for size in (layer.kv_heads, layer.head_dim)]
     sizes += [size for tensor in model.table for size in tensor.shape]
-    sizes += [model.fan_out] + ([] if model.hidden_input is None else [model.hidden_input])
+    sizes += [model.fan_out] + [size for size in (model.hidden_input, model.centroids) if size is not None]
     if not all(1 <= size <= _LARGEST_SIZE for size in sizes) or model.candidates > model.vocab_size:
         raise BundleError(f"{path}: a size of a model is not between 1 and {_LARGEST_SIZE}")
     for tensor in model.table:

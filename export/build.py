@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from edge_runtime import __version__
 from edge_runtime.bundle import (
     DRAFT,
+    MTP,
     SCHEMA_VERSION,
     TARGET,
     FileEntry,
@@ -28,10 +29,13 @@ from edge_runtime.bundle import (
 from edge_runtime.errors import ConfigError, VocabularyMismatch
 from edge_runtime.schema import plain
 
+from .assistant import kept_rows, refuse_misfit, write_assistant
+from .assistant_checkpoint import AssistantCheckpoint, is_assistant, open_assistant
 from .calibration import calibrated_rounding, calibration_ids
 from .chat_template import template_for
 from .checkpoint import Checkpoint, open_checkpoint
 from .drafter import frequent_rows
+from .gemma4 import shared_layers
 from .model_writer import ModelPlan, Progress, WrittenModel, write_model
 from .output import free_place, new_directory
 from .recipe import DraftRecipe, ExportRecipe, Precision
@@ -64,9 +68,10 @@ def build_bundle(recipe: ExportRecipe, progress: Progress, *, overwrite: bool = 
     tokenizer = build_tokenizer_model(target)
     template = template_for(target)
     draft = _choose_draft(recipe, target, tokenizer)
+    assistant = _choose_assistant(recipe, target, tokenizer)
     text = calibration_ids(recipe, tokenizer)
     with new_directory(place) as directory:
-        models, notes = _write_models(directory, recipe, target, draft, tokenizer, text, progress)
+        models, notes = _write_models(directory, recipe, target, draft, assistant, tokenizer, text, progress)
         (directory / TOKENIZER_FILE).write_bytes(tokenizer.model)
         (directory / TEMPLATE_FILE).write_text(template, encoding="utf-8")
         shutil.copyfile(_NOTICE, directory / LICENCE_FILE)
@@ -80,7 +85,7 @@ def build_bundle(recipe: ExportRecipe, progress: Progress, *, overwrite: bool = 
             ),
             chat_template=TEMPLATE_FILE,
             memory=_memory_needs(directory, models),
-            sources=_sources(target, draft, progress),
+            sources=_sources(target, draft, assistant, progress),
             recipe=plain(recipe),
             notes=notes,
             licence=LICENCE,
@@ -129,11 +134,25 @@ def _choose_draft(recipe: ExportRecipe, target: Checkpoint, tokenizer: Tokenizer
     return _Draft(checkpoint, layers, frequent_rows(wanted.vocab_rows, full, tokenizer, corpus))
 
 
+def _choose_assistant(
+    recipe: ExportRecipe, target: Checkpoint, tokenizer: TokenizerModel
+) -> AssistantCheckpoint | None:
+    if recipe.mtp is None:
+        return None
+    path = Path(recipe.mtp)
+    if not is_assistant(path):
+        raise ConfigError(f"mtp: {path} is no checkpoint of a Gemma 4 assistant")
+    assistant = open_assistant(path)
+    refuse_misfit(assistant, target, tokenizer)
+    return assistant
+
+
 def _write_models(
     directory: Path,
     recipe: ExportRecipe,
     target: Checkpoint,
     draft: _Draft | None,
+    assistant: AssistantCheckpoint | None,
     tokenizer: TokenizerModel,
     text: NDArray[np.int64] | None,
     progress: Progress,
@@ -160,6 +179,11 @@ def _write_models(
             drafted = write_model(directory, replace(draft_plan, rounding=rounding), recipe, progress)
         models[DRAFT] = drafted.model
         notes += tuple(note for note in drafted.notes if not draft_plan.reuse)
+    if assistant is not None:
+        shares, rows = shared_layers(target.config), kept_rows(assistant, tokenizer, recipe)
+        assisting = write_assistant(directory, assistant, written, shares, rows, recipe, progress)
+        models[MTP] = assisting.model
+        notes += assisting.notes
     return models, notes
 
 
@@ -214,10 +238,15 @@ def _memory_needs(directory: Path, models: dict[str, Model]) -> MemoryNeeds:
     )
 
 
-def _sources(target: Checkpoint, draft: _Draft | None, progress: Progress) -> tuple[Source, ...]:
-    if draft is None or draft.checkpoint is target:
-        return (_source(target, progress),)
-    return _source(target, progress), _source(draft.checkpoint, progress)
+def _sources(
+    target: Checkpoint, draft: _Draft | None, assistant: AssistantCheckpoint | None, progress: Progress
+) -> tuple[Source, ...]:
+    checkpoints = [target]
+    if draft is not None and draft.checkpoint is not target:
+        checkpoints.append(draft.checkpoint)
+    if assistant is not None:
+        checkpoints.append(assistant.weights)
+    return tuple(_source(checkpoint, progress) for checkpoint in checkpoints)
 
 
 def _source(checkpoint: Checkpoint, progress: Progress) -> Source:

@@ -226,7 +226,7 @@ def expected_shapes(config: GemmaConfig) -> dict[str, tuple[int, ...]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stored:
+class StoredTensor:
     """A tensor as its file has it."""
 
     name: str
@@ -252,10 +252,10 @@ def _open_gguf(path: Path) -> MappedCheckpoint:
         config = GemmaConfig.from_gguf(file.metadata, path.stem)
     except (TypeError, ValueError) as problem:
         raise CheckpointError(f"{path}: malformed metadata: {problem}") from None
-    stored: dict[str, _Stored] = {}
-    head: _Stored | None = None
+    stored: dict[str, StoredTensor] = {}
+    head: StoredTensor | None = None
     for name, span in file.tensors.items():
-        entry = _Stored(name, path, span, file.mapping)
+        entry = StoredTensor(name, path, span, file.mapping)
         canonical = _gguf_name(name)
         if canonical is not None:
             stored[canonical] = entry
@@ -265,12 +265,12 @@ def _open_gguf(path: Path) -> MappedCheckpoint:
             raise CheckpointError(f"{path}: tensor {name} is unknown: a variant not supported")
     if "embed" in stored:
         config = _padded(config, stored["embed"])
-    tensors = _resolve(config, stored, path)
-    _check_head(tensors["embed"], head)
+    tensors = resolve_tensors(config, expected_shapes(config), stored, path)
+    check_head(tensors["embed"], head)
     return MappedCheckpoint(config, path, "gguf", 0.0, file.metadata, tensors, (file.mapping,))
 
 
-def _padded(config: GemmaConfig, embed: _Stored) -> GemmaConfig:
+def _padded(config: GemmaConfig, embed: StoredTensor) -> GemmaConfig:
     """GGUF metadata counts the tokenizer's ids; the embedding may have padding rows beyond them."""
     rows = embed.span.shape[0]
     if rows < config.vocab_size:
@@ -286,25 +286,25 @@ def _open_hf(path: Path) -> MappedCheckpoint:
     generation = read_json(generation_path) if generation_path.is_file() else None
     config = GemmaConfig.from_hf(raw_config, generation, path.resolve().name)
     files = open_shards(path)
-    stored, head = _stored_hf(files)
+    stored, head = stored_tensors(files)
     if config.family == "gemma4":
         stored = {name: entry for name, entry in stored.items() if name not in gemma4_config.idle_tensors(config)}
-    tensors = _resolve(config, stored, path)
+    tensors = resolve_tensors(config, expected_shapes(config), stored, path)
     if head is None and raw_config.get("tie_word_embeddings") is False:
         raise CheckpointError(f"{path}: tie_word_embeddings is false, but there is no lm_head.weight")
-    _check_head(tensors["embed"], head)
+    check_head(tensors["embed"], head)
     norm_offset = 0.0 if config.family == "gemma4" else 1.0
     mappings = tuple(file.mapping for file in files)
     return MappedCheckpoint(config, path, "safetensors", norm_offset, raw_config, tensors, mappings)
 
 
-def _stored_hf(files: Sequence[SafetensorsFile]) -> tuple[dict[str, _Stored], _Stored | None]:
+def stored_tensors(files: Sequence[SafetensorsFile]) -> tuple[dict[str, StoredTensor], StoredTensor | None]:
     """The text model's tensors by their canonical names, and the head if one is stored."""
-    stored: dict[str, _Stored] = {}
-    head: _Stored | None = None
+    stored: dict[str, StoredTensor] = {}
+    head: StoredTensor | None = None
     for file in files:
         for name, span in file.tensors.items():
-            entry = _Stored(name, file.path, span, file.mapping)
+            entry = StoredTensor(name, file.path, span, file.mapping)
             canonical = _hf_name(name, file.path)
             if name in _HF_HEADS:
                 head = entry
@@ -339,9 +339,12 @@ def _hf_name(name: str, path: Path) -> str | None:
     return f"layers.{int(match[1])}.{_HF_NAMES[match[2]]}"
 
 
-def _resolve(config: GemmaConfig, stored: Mapping[str, _Stored], path: Path) -> dict[str, MappedTensor]:
+def resolve_tensors(
+    config: GemmaConfig, shapes: Mapping[str, tuple[int, ...]], stored: Mapping[str, StoredTensor], path: Path
+) -> dict[str, MappedTensor]:
+    """All of ``shapes`` and nothing else. Raises ``CheckpointError``."""
     tensors: dict[str, MappedTensor] = {}
-    for name, shape in expected_shapes(config).items():
+    for name, shape in shapes.items():
         entry = stored.get(name)
         if entry is None:
             raise CheckpointError(f"{path}: tensor {name} is missing")
@@ -358,7 +361,7 @@ def _resolve(config: GemmaConfig, stored: Mapping[str, _Stored], path: Path) -> 
     return tensors
 
 
-def _check_head(embed: MappedTensor, head: _Stored | None) -> None:
+def check_head(embed: MappedTensor, head: StoredTensor | None) -> None:
     """A stored head is fine as long as it repeats the embedding: the graph ties them."""
     if head is None:
         return

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from edge_runtime.bundle import KvLayer
 
-from .gemma4_config import KINDS, AssistantConfig
+from .gemma4_config import AssistantConfig
 from .graph import (
     AddNorm,
     Attention,
@@ -62,12 +62,12 @@ def describe_gemma4(config: GemmaConfig, depth: int) -> Graph:
     return Graph(tuple(body), tuple(head), kv_layers, config.hidden_size, config.rms_eps)
 
 
-def describe_assistant(config: AssistantConfig, kv_layers: tuple[KvLayer, ...], embed_scale: float) -> Graph:
-    """``kv_layers``: those of the target that it looks at, by ``KINDS``. The embedding is the target's, its rows times
-    ``embed_scale``; so is ``hidden_in``. The head is apart (``assistant_head``)."""
+def describe_assistant(config: AssistantConfig, kv_layers: tuple[KvLayer, ...]) -> Graph:
+    """``kv_layers``: those of the target that it looks at, by ``KINDS``. The embedding is the target's, scaled as
+    there, and ``hidden_in`` are its rows. The head is what ``Graph.EMBED`` means to whoever spells it."""
     text = config.text
     body: list[Op] = [
-        Embed("e", Graph.EMBED, embed_scale),
+        Embed("e", Graph.EMBED, config.backbone_size**0.5),
         Join("eh", "e", Graph.HIDDEN_IN),
         Linear("x0", "eh", ("pre_projection",)),
         RmsNorm("a0", "x0", "layers.0.attn_norm"),
@@ -101,11 +101,10 @@ def describe_assistant(config: AssistantConfig, kv_layers: tuple[KvLayer, ...], 
 
 
 def shared_layers(target: GemmaConfig) -> tuple[int, ...]:
-    """The caches that an assistant looks at: of each of ``KINDS`` the last layer that has one of its own."""
+    """The caches that an assistant looks at: of each of ``gemma4_config.KINDS``, where there are any, the last one."""
     caches = [layer for layer in target.layers if _shape(layer).donor is None]
-    return tuple(
-        max(i for i, layer in enumerate(caches) if (layer.window is None) == (kind == KINDS[1])) for kind in KINDS
-    )
+    of_kind = [[i for i, layer in enumerate(caches) if (layer.window is None) == full] for full in (False, True)]
+    return tuple(places[-1] for places in of_kind if places)
 
 
 def _shape(layer: LayerConfig) -> LayerShape:

@@ -116,13 +116,13 @@ class Bindings:
         arrays, model = self._arrays, self._model
         binding = self._head.io_binding()
         arrays.hidden.bind(binding.bind_input, "hidden", (count, model.hidden_size), first_row=first)
-        arrays.logits.bind(binding.bind_output, "logits", (count, model.vocab_size))
+        arrays.logits.bind(binding.bind_output, "logits", (count, model.head_rows))
         return binding
 
     def _bind_readout(self, first: int, count: int) -> BoundReadout:
         arrays, model = self._arrays, self._model
         binding = self._readout.io_binding()
-        arrays.logits.bind(binding.bind_input, "logits", (count, model.vocab_size))
+        arrays.logits.bind(binding.bind_input, "logits", (count, model.head_rows))
         bind_host(binding.bind_input, "inverse_temperature", arrays.inverse_temperature, ())
         bind_host(binding.bind_input, "gather_rows", arrays.gather_rows, (count, 1))
         output = HeadOutput(

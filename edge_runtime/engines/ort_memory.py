@@ -74,7 +74,7 @@ class Arrays:
         self.inverse_temperature = np.ones((), np.float32)
         self.gather_rows = np.zeros((settings.max_head_rows, 1), np.int64)
         self.hidden = Buffer((rows * model.fan_out, model.hidden_size), np.float32, device)
-        self.logits = Buffer((settings.max_head_rows, model.vocab_size), np.float32, device)
+        self.logits = Buffer((settings.max_head_rows, model.head_rows), np.float32, device)
         self.hidden_in: Floats | None = None
         self.feed: Buffer | None = None
         if model.hidden_input is not None:

@@ -58,7 +58,8 @@ class AttentionSpeller:
         nodes, kv = self._nodes, op.kv
         rows = nodes.node("Shape", ["input_ids"], "rows", start=1, end=2)
         total = nodes.node("Cast", ["total_sequence_length"], "total", to=TensorProto.INT64)
-        length = nodes.node("Sub", [total, rows], "kv_len")
+        more = nodes.node("Sub", [rows, nodes.ints(1)], "more")  # rows beside the first stand where it does
+        length = nodes.node("Sub", [total, more], "kv_len")
         start = nodes.ints(0)
         if op.reach is not None:
             first = nodes.node("Sub", [length, nodes.ints(op.reach)], f"first_{op.reach}")

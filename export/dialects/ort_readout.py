@@ -40,14 +40,14 @@ def spell_readout(vocab_size: int, candidates: int, token_ids: NDArray[np.int64]
 
     ``token_ids`` [V] maps the rows of a reduced head to token ids; argmax and candidate_ids are token ids.
     """
-    graph = _Nodes()
-    rows = _top(graph, "logits", vocab_size, candidates, "candidate_logits")
+    graph = ReadoutNodes()
+    rows = top_rows(graph, "logits", vocab_size, candidates, "candidate_logits")
     if token_ids is not None:
         rows = graph.node("Gather", [graph.constant("token_ids", token_ids), rows], "mapped_rows")
     graph.node("Identity", [rows], "candidate_ids")
     graph.node("Squeeze", [graph.first("candidate_ids"), graph.ints("axis1", [1])], "argmax")
-    total = _exp_sum(graph, "logits", "all")
-    _close_logsumexp(graph, total)
+    total = exp_sum(graph, "logits", "all")
+    close_logsumexp(graph, total)
     graph.node("GatherElements", ["logits", "gather_rows"], "gathered", axis=1)
     return graph.model(vocab_size, candidates, [], [])
 
@@ -61,9 +61,9 @@ def spell_screened_readout(vocab_size: int, candidates: int, hidden_size: int, r
     with the exact table. More inputs: hidden [R,H] f32. More outputs: rescored_rows [R,S] i64 and rescored_logits
     [R,S] f32, which mend a full row; gather_rows is [R,1], and all outputs are of the mended row.
     """
-    graph = _Nodes()
+    graph = ReadoutNodes()
     screened = screened_rows(vocab_size, candidates)
-    rows = _top(graph, "logits", vocab_size, screened, "screen_logits")
+    rows = top_rows(graph, "logits", vocab_size, screened, "screen_logits")
     graph.node("Identity", [rows], "rescored_rows")
     quants, *rest_of_table = block_table(graph.add_initializer, "embed", rescore.table)
     graph.node(
@@ -90,12 +90,12 @@ def spell_screened_readout(vocab_size: int, candidates: int, hidden_size: int, r
     graph.cut("screen_logits", screened - 1, screened, "least")
     graph.node("Min", ["logits", "least"], "logits.bounded")
     graph.node("Min", ["screen_logits", "least"], "screen.bounded")
-    sums = [_exp_sum(graph, "logits.bounded", "all"), _exp_sum(graph, "screen.bounded", "screen")]
+    sums = [exp_sum(graph, "logits.bounded", "all"), exp_sum(graph, "screen.bounded", "screen")]
     rest = graph.node("Sub", sums, "rest")
     total = graph.node(
-        "Add", [graph.node("Relu", [rest], "rest_sum"), _exp_sum(graph, "rescored_logits", "best")], "total"
+        "Add", [graph.node("Relu", [rest], "rest_sum"), exp_sum(graph, "rescored_logits", "best")], "total"
     )
-    _close_logsumexp(graph, total)
+    close_logsumexp(graph, total)
     value = helper.make_tensor_value_info
     return graph.model(
         vocab_size,
@@ -108,7 +108,7 @@ def spell_screened_readout(vocab_size: int, candidates: int, hidden_size: int, r
     )
 
 
-class _Nodes:
+class ReadoutNodes:
     def __init__(self) -> None:
         self._nodes: list[onnx.NodeProto] = []
         self._initializers: dict[str, onnx.TensorProto] = {}
@@ -164,7 +164,7 @@ class _Nodes:
         return helper.make_model(body, opset_imports=opsets, ir_version=IR_VERSION, producer_name="edge-export")
 
 
-def _mended_gather(graph: _Nodes) -> None:
+def _mended_gather(graph: ReadoutNodes) -> None:
     """``gathered`` as the mended row has it: exact where the id was rescored, coarse elsewhere.
 
     Exact everywhere would be closer to the model, and yet wrong: acceptance of a draft and the law that replaces it
@@ -180,7 +180,7 @@ def _mended_gather(graph: _Nodes) -> None:
     graph.node("Add", ["coarse", change], "gathered")
 
 
-def _top(graph: _Nodes, logits: str, vocab_size: int, count: int, values: str) -> str:
+def top_rows(graph: ReadoutNodes, logits: str, vocab_size: int, count: int, values: str) -> str:
     """The ``count`` largest of each row: their logits as ``values``, and the name of their head rows."""
     wanted = graph.ints(f"count_{count}", [count])
     if vocab_size % GROUP or vocab_size // GROUP < count:
@@ -203,7 +203,7 @@ def _top(graph: _Nodes, logits: str, vocab_size: int, count: int, values: str) -
     return graph.node("Add", ["group_start", "within_group"], "top_rows")
 
 
-def _exp_sum(graph: _Nodes, values: str, tag: str) -> str:
+def exp_sum(graph: ReadoutNodes, values: str, tag: str) -> str:
     """sum exp((values - largest candidate) * inverse_temperature), [R, 1].
 
     By the maximum, which the search has found already; ReduceLogSumExp is eight times slower on the CPU.
@@ -217,7 +217,7 @@ def _exp_sum(graph: _Nodes, values: str, tag: str) -> str:
     return graph.node("ReduceSum", [f"{tag}.weights", graph.ints("axis1", [1])], f"{tag}.sum", keepdims=1)
 
 
-def _close_logsumexp(graph: _Nodes, total: str) -> None:
+def close_logsumexp(graph: ReadoutNodes, total: str) -> None:
     graph.node("Mul", ["max_logit", "inverse_temperature"], "tempered_max")
     # Repeated, so that every row goes through the vectorised logarithm: what is left over of a vector goes through
     # another one, whose last digit differs, and a row must not depend on how many are beside it.
