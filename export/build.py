@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from edge_runtime import __version__
 from edge_runtime.bundle import (
     DRAFT,
-    MTP,
     SCHEMA_VERSION,
     TARGET,
     FileEntry,
@@ -29,13 +28,11 @@ from edge_runtime.bundle import (
 from edge_runtime.errors import ConfigError, VocabularyMismatch
 from edge_runtime.schema import plain
 
-from .assistant import kept_rows, refuse_misfit, write_assistant
-from .assistant_checkpoint import AssistantCheckpoint, is_assistant, open_assistant
 from .calibration import calibrated_rounding, calibration_ids
 from .chat_template import template_for
 from .checkpoint import Checkpoint, open_checkpoint
 from .drafter import frequent_rows
-from .gemma4 import shared_layers
+from .live_drafters import LiveDrafters, choose_live_drafters, write_live_drafters
 from .model_writer import ModelPlan, Progress, WrittenModel, write_model
 from .output import free_place, new_directory
 from .recipe import DraftRecipe, ExportRecipe, Precision
@@ -68,10 +65,10 @@ def build_bundle(recipe: ExportRecipe, progress: Progress, *, overwrite: bool = 
     tokenizer = build_tokenizer_model(target)
     template = template_for(target)
     draft = _choose_draft(recipe, target, tokenizer)
-    assistant = _choose_assistant(recipe, target, tokenizer)
+    living = choose_live_drafters(recipe, target, tokenizer)
     text = calibration_ids(recipe, tokenizer)
     with new_directory(place) as directory:
-        models, notes = _write_models(directory, recipe, target, draft, assistant, tokenizer, text, progress)
+        models, notes = _write_models(directory, recipe, target, draft, living, tokenizer, text, progress)
         (directory / TOKENIZER_FILE).write_bytes(tokenizer.model)
         (directory / TEMPLATE_FILE).write_text(template, encoding="utf-8")
         shutil.copyfile(_NOTICE, directory / LICENCE_FILE)
@@ -85,7 +82,7 @@ def build_bundle(recipe: ExportRecipe, progress: Progress, *, overwrite: bool = 
             ),
             chat_template=TEMPLATE_FILE,
             memory=_memory_needs(directory, models),
-            sources=_sources(target, draft, assistant, progress),
+            sources=_sources(target, draft, progress) + living.sources(),
             recipe=plain(recipe),
             notes=notes,
             licence=LICENCE,
@@ -134,25 +131,12 @@ def _choose_draft(recipe: ExportRecipe, target: Checkpoint, tokenizer: Tokenizer
     return _Draft(checkpoint, layers, frequent_rows(wanted.vocab_rows, full, tokenizer, corpus))
 
 
-def _choose_assistant(
-    recipe: ExportRecipe, target: Checkpoint, tokenizer: TokenizerModel
-) -> AssistantCheckpoint | None:
-    if recipe.mtp is None:
-        return None
-    path = Path(recipe.mtp)
-    if not is_assistant(path):
-        raise ConfigError(f"mtp: {path} is no checkpoint of a Gemma 4 assistant")
-    assistant = open_assistant(path)
-    refuse_misfit(assistant, target, tokenizer)
-    return assistant
-
-
 def _write_models(
     directory: Path,
     recipe: ExportRecipe,
     target: Checkpoint,
     draft: _Draft | None,
-    assistant: AssistantCheckpoint | None,
+    living: LiveDrafters,
     tokenizer: TokenizerModel,
     text: NDArray[np.int64] | None,
     progress: Progress,
@@ -179,12 +163,8 @@ def _write_models(
             drafted = write_model(directory, replace(draft_plan, rounding=rounding), recipe, progress)
         models[DRAFT] = drafted.model
         notes += tuple(note for note in drafted.notes if not draft_plan.reuse)
-    if assistant is not None:
-        shares, rows = shared_layers(target.config), kept_rows(assistant, tokenizer, recipe)
-        assisting = write_assistant(directory, assistant, written, shares, rows, recipe, progress)
-        models[MTP] = assisting.model
-        notes += assisting.notes
-    return models, notes
+    alive, more = write_live_drafters(directory, living, plan, written, recipe, progress)
+    return models | alive, notes + more
 
 
 def _draft_plan(
@@ -231,22 +211,19 @@ def _head_default(precision: Precision) -> Precision:
 
 def _memory_needs(directory: Path, models: dict[str, Model]) -> MemoryNeeds:
     weights = {name for model in models.values() for name in model.weights}
+    # The target keeps its hidden rows, once, where any drafter reads them.
+    kept = max((4 * (model.hidden_input or 0) for model in models.values()), default=0)
     return MemoryNeeds(
         weights=sum((directory / name).stat().st_size for name in weights),
-        kv_per_token=sum(model.kv_bytes_per_token for model in models.values()),
+        kv_per_token=sum(model.kv_bytes_per_token for model in models.values()) + kept,
         logits_per_row=4 * max(model.vocab_size for model in models.values()),
     )
 
 
-def _sources(
-    target: Checkpoint, draft: _Draft | None, assistant: AssistantCheckpoint | None, progress: Progress
-) -> tuple[Source, ...]:
-    checkpoints = [target]
-    if draft is not None and draft.checkpoint is not target:
-        checkpoints.append(draft.checkpoint)
-    if assistant is not None:
-        checkpoints.append(assistant.weights)
-    return tuple(_source(checkpoint, progress) for checkpoint in checkpoints)
+def _sources(target: Checkpoint, draft: _Draft | None, progress: Progress) -> tuple[Source, ...]:
+    if draft is None or draft.checkpoint is target:
+        return (_source(target, progress),)
+    return _source(target, progress), _source(draft.checkpoint, progress)
 
 
 def _source(checkpoint: Checkpoint, progress: Progress) -> Source:

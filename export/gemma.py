@@ -26,13 +26,17 @@ def describe(config: GemmaConfig, num_layers: int | None = None) -> Graph:
         after = f"layers.{i + 1}.attn_norm" if i + 1 < depth else "final_norm"
         normed = f"a{i + 1}" if i + 1 < depth else Graph.BODY_OUT
         body += layer_ops(config, i, kv_layers[i], after, normed)
-    head: list[Op] = [Linear(Graph.HEAD_OUT, Graph.HEAD_IN, (Graph.EMBED,))]
-    if config.final_softcap is not None:
-        head = [
-            Linear("raw_logits", Graph.HEAD_IN, (Graph.EMBED,)),
-            Softcap(Graph.HEAD_OUT, "raw_logits", config.final_softcap),
-        ]
-    return Graph(tuple(body), tuple(head), kv_layers, config.hidden_size, config.rms_eps)
+    return Graph(tuple(body), head_ops(config.final_softcap), kv_layers, config.hidden_size, config.rms_eps)
+
+
+def head_ops(softcap: float | None) -> tuple[Op, ...]:
+    """Hidden rows to logits, by the rows of the embedding."""
+    if softcap is None:
+        return (Linear(Graph.HEAD_OUT, Graph.HEAD_IN, (Graph.EMBED,)),)
+    return (
+        Linear("raw_logits", Graph.HEAD_IN, (Graph.EMBED,)),
+        Softcap(Graph.HEAD_OUT, "raw_logits", softcap),
+    )
 
 
 def layer_ops(config: GemmaConfig, i: int, kv: KvLayer, next_norm: str, next_normed: str) -> list[Op]:

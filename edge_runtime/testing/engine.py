@@ -1,4 +1,4 @@
-"""``FakeEngine``: the positional contract of ``engines.protocol``, kept to the letter. Knows no numerics of a real model.
+"""``FakeEngine``: the contract of ``engines.protocol``, kept to the letter. Knows no numerics of a real model.
 
 What a caller forgot to feed, fed twice or left behind a rejection changes the logits, so that a decoder's mistake shows
 in its text.

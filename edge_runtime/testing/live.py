@@ -2,8 +2,8 @@
 
 A hidden row holds exactly what a ``FakeEngine`` knows of a text, so that a drafter which hands over the right rows can
 be perfect. One that hands over another row, or leaves entries of its cache out, is not: what does not follow from what
-stands before it is spoilt, and so is all that follows from it. What an engine feeds itself is marked as a guess: good to
-go on with, and nothing that a true row may stand behind.
+stands before it is spoilt, and so is all that follows from it. What an engine feeds itself is marked as a guess: good
+to go on with, and nothing that a true row may stand behind.
 """
 
 from __future__ import annotations
