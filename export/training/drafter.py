@@ -37,6 +37,12 @@ class Start:
     head: Tensor
     """[R, D] the target's embedding rows at ``token_ids``; not trained"""
 
+    def logits(self, y: Tensor, head: Tensor | None = None) -> Tensor:
+        """[..., R] by the head, or by the rows of it that are given."""
+        logits = y @ (self.head if head is None else head).T
+        cap = self.config.final_softcap
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
 
 @dataclass(frozen=True, slots=True)
 class TextRows:

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from .drafter import Start, TextRows, drafts
 from .features import Part
-from .loss import head_logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ def held_acceptance(
             n = outputs[0].shape[1]
             normaliser = torch.from_numpy(np.array(part.normaliser[i])).to(device)
             best = torch.from_numpy(part.best[i].astype(np.int64)).to(device)
-            law = (head_logits(start, hidden) - normaliser[:, None]).exp()
+            law = (start.logits(hidden) - normaliser[:, None]).exp()
             covered += float(law.sum())
             rows += len(ids)
             sums += _one_text(start, outputs, law, best, row_of[ids], ids, n).cpu()
@@ -73,7 +72,7 @@ def _one_text(
     drawn, agreed = torch.ones(n, device=law.device), torch.ones(n, device=law.device)
     for step, y in enumerate(outputs):
         p, wanted = law[step + 1 : step + 1 + n], best[step + 1 : step + 1 + n]
-        q = head_logits(start, y[0]).softmax(-1)
+        q = start.logits(y[0]).softmax(-1)
         hit = (start.token_ids[q.argmax(-1)] == wanted).float()
         accepted = torch.minimum(p, q).sum(-1)
         found = (drawn * accepted, drawn, agreed * hit, agreed)

@@ -3,10 +3,11 @@
 The head has thousands of rows and is not trained: its gradient is written down here, text by text, so that a matrix of
 logits never outlives a text. With p the target's law and q the draft's, both over the rows of the head:
 
-    cross-entropy  -sum p log q            d/dlogits = q - p
+    cross-entropy  -sum p log q            d/dlogits = q sum p - p
     acceptance      sum min(p, q)          d/dlogits = q * (1[q < p] - sum over q < p of q)
 
-The second is what a drawn draft is accepted with, and the first gets there from afar.
+The second is what a drawn draft is accepted with, and the first gets there from afar. Where a text is judged by some
+rows of the head (``labels``), each counts for as many as it stands for, in both laws.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from .drafter import Start
+from .labels import JudgedBy
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +41,29 @@ class HeadLoss:
     """Means by step; the law is the target's over the rows of the head alone."""
 
 
-def head_loss(start: Start, outputs: Sequence[Tensor], hidden: Tensor, given: LossWeights) -> HeadLoss:
-    """Of drafts ``outputs`` [steps] of [batch, n, D] against the target's rows ``hidden`` [batch, n + steps, B]."""
+def head_loss(
+    start: Start,
+    outputs: Sequence[Tensor],
+    hidden: Tensor,
+    given: LossWeights,
+    judged: Sequence[JudgedBy] | None = None,
+) -> HeadLoss:
+    """Of drafts ``outputs`` [steps] of [batch, n, D] against the target's rows ``hidden`` [batch, n + steps, B].
+
+    ``judged``: by text; ``None``: all of the head counts.
+    """
     steps, (batch, n, _) = len(outputs), outputs[0].shape
     gradients = [torch.empty_like(y) for y in outputs]
     sums = torch.zeros(2, steps, dtype=torch.float64)
     with torch.no_grad():
         for text in range(batch):
-            law = target_law(start, hidden[text, 1:])
+            by = None if judged is None else judged[text]
+            head = start.head if by is None else start.head[by.rows]
+            law = _law(start, hidden[text, 1:], head, by)
             for step in range(steps):
-                part = outputs[step][text]
                 scale = given.later**step / (batch * n)
-                p = law[step : step + n]
-                gradients[step][text], found = _row_losses(start, part, p, given.acceptance, scale)
+                gradient, found = _judge(start, outputs[step][text], law[step : step + n], head, by, given.acceptance)
+                gradients[step][text] = gradient.mul_(scale)
                 sums[:, step] += found.cpu()
     mean = sums / (batch * n)
     return HeadLoss(gradients, mean[0].tolist(), mean[1].tolist())
@@ -68,31 +80,32 @@ def cosine_loss(start: Start, outputs: Sequence[Tensor], hidden: Tensor, given: 
     return total
 
 
-def target_law(start: Start, hidden: Tensor) -> Tensor:
-    """[rows, R] the target's law over the rows of the head."""
-    return head_logits(start, hidden).softmax(-1)
+def _law(start: Start, hidden: Tensor, head: Tensor, by: JudgedBy | None) -> Tensor:
+    """[rows, m]; where a sample stands for the head it sums to 1 on average only, and must not be made to."""
+    logits = start.logits(hidden, head)
+    if by is None:
+        return logits.softmax(-1)
+    return logits.add_(by.offset).sub_(by.normaliser[1:, None]).exp_()
 
 
-def head_logits(start: Start, hidden: Tensor) -> Tensor:
-    logits = hidden @ start.head.T
-    cap = start.config.final_softcap
-    return logits if cap is None else cap * torch.tanh(logits / cap)
-
-
-def _row_losses(start: Start, y: Tensor, p: Tensor, acceptance: float, scale: float) -> tuple[Tensor, Tensor]:
+def _judge(
+    start: Start, y: Tensor, p: Tensor, head: Tensor, by: JudgedBy | None, acceptance: float
+) -> tuple[Tensor, Tensor]:
     """The gradient by ``y`` [n, D], and the sums of cross-entropy and of acceptance."""
-    logits = head_logits(start, y)
-    log_sum = logits.logsumexp(-1)
-    entropy = (log_sum - (p * logits).sum(-1)).sum()
+    logits = start.logits(y, head)
     cap = start.config.final_softcap
     slope = None if cap is None else 1 - (logits / cap).square_()
+    if by is not None:
+        logits += by.offset
+    log_sum, mass = logits.logsumexp(-1), p.sum(-1)
+    entropy = (log_sum * mass - torch.linalg.vecdot(p, logits)).sum()
     q = logits.sub_(log_sum[:, None]).exp_()
+    gradient = torch.sub(q * mass[:, None], p)
     accepted = torch.minimum(p, q).sum()
-    gradient = q - p
     if acceptance:
         below = q * (q < p)
-        # d(1 - sum min)/dlogits = q * mass - below
+        # d(1 - sum min)/dlogits = q * mass below - below
         gradient += acceptance * (q * below.sum(-1, keepdim=True) - below)
     if slope is not None:
         gradient *= slope
-    return (gradient @ start.head).mul_(scale), torch.stack([entropy, accepted]).double()
+    return gradient @ head, torch.stack([entropy, accepted]).double()

@@ -7,6 +7,7 @@ DIR/best/          the best drafter so far, by held-out acceptance: what is expo
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 import time
@@ -28,13 +29,14 @@ from export.tokenizer import TokenizerModel, build_tokenizer_model
 
 from .batches import Batches
 from .checkpoint import save_drafter
-from .corpus import SOURCES_NAME, Segments, read_segments
+from .corpus import SOURCES_NAME, Segments, corpus_files, read_segments
 from .drafter import start_from, trained
 from .evaluate import Acceptance, held_acceptance
 from .features import Part, read_part
 from .gather import DRAWN, HELD_DRAWN, HELD_NATURAL, NATURAL, Gathering, GatherPlan, frequent_ids, projection_start
+from .labels import labels_of
 from .target import TorchTarget, target_checkpoint
-from .trainer import Progress, Seen, Trainer, TrainingPlan
+from .trainer import STATE_NAME, Progress, Seen, Trainer, TrainingPlan
 
 FEATURES_NAME, BEST_NAME = "features", "best"
 NOTICE = Path(__file__).parent.parent / "notices" / "GEMMA_NOTICE.txt"
@@ -77,7 +79,6 @@ class _Run:
     parts: dict[str, Part] = field(default_factory=dict)
     embed: Any = None
     record: dict[str, Any] = field(default_factory=dict)
-    best: float = -1.0
 
     def check(self, trainer: Trainer) -> dict[str, Any]:
         last = trainer.share_done() >= 1.0
@@ -134,9 +135,12 @@ def train_drafter(wanted: Wanted, shown: Shown) -> Path:
     seen = np.concatenate([part.tokens[: part.done].ravel() for part in (run.parts[NATURAL], run.parts[DRAWN])])
     token_ids = frequent_ids(wanted.head_rows, target.config.vocab_size, tokenizer, seen)
     start, params = start_from(target, token_ids, projection_start(gathered).to(target.device))
-    trainer = Trainer(start, params, target.embed, batches, wanted.plan, wanted.output)
     run.embed, target.layers = target.embed, []
-    run.record = _record(run, batches)
+    labels = None
+    if wanted.plan.other_rows is not None:
+        labels = [labels_of(start, part, wanted.output) for part in batches.parts]
+    trainer = Trainer(start, params, target.embed, batches, labels, wanted.plan, wanted.output)
+    run.record = _record(run, batches, gathered / SOURCES_NAME)
     if trainer.resume():
         shown.line(f"going on at step {trainer.progress.step}")
     else:
@@ -165,6 +169,10 @@ def told(acceptance: Acceptance) -> str:
 def _in_order(wanted: Wanted) -> None:
     if wanted.features is None and not wanted.corpus:
         raise ConfigError("give a corpus, or the features of another run")
+    if wanted.plan.hours is None and wanted.plan.steps is None:
+        raise ConfigError("a training run needs hours or steps")
+    if wanted.features is None:
+        corpus_files(wanted.corpus)
     if wanted.head_rows < 64 or not 0 < wanted.share <= 1:
         raise ConfigError("a head has at least 64 rows, and a share is above 0 and at most 1")
     shortest = wanted.plan.self_fed + 8
@@ -177,7 +185,11 @@ def _features(wanted: Wanted, target: TorchTarget, tokenizer: TokenizerModel, sh
     if wanted.features is not None:
         return wanted.features
     directory = wanted.output / FEATURES_NAME
+    if (wanted.output / STATE_NAME).is_file():
+        # More texts now would be another head: what training began with is what it goes on with.
+        return directory
     directory.mkdir(exist_ok=True)
+    _copy_sources(wanted.corpus, directory)
     segments = _segments(wanted, tokenizer)
     hours = wanted.plan.hours
     stop_at_s = float("inf") if hours is None else time.monotonic() + 3600 * hours * _FEATURES_SHARE
@@ -185,6 +197,12 @@ def _features(wanted: Wanted, target: TorchTarget, tokenizer: TokenizerModel, sh
     gathering = Gathering(directory, target, tokenizer, segments, wanted.gather, wanted.seed, made_from, shown.progress)
     gathering.run(stop_at_s)
     return directory
+
+
+def _copy_sources(corpus: Sequence[Path], directory: Path) -> None:
+    """Beside the features, so that whoever trains on them can say what they are."""
+    found = {path.name: read_json(path / SOURCES_NAME) for path in corpus if (path / SOURCES_NAME).is_file()}
+    (directory / SOURCES_NAME).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 def _segments(wanted: Wanted, tokenizer: TokenizerModel) -> Segments:
@@ -196,13 +214,12 @@ def _segments(wanted: Wanted, tokenizer: TokenizerModel) -> Segments:
     return read_segments(wanted.corpus, lambda text: reader.encode(text, bos=False), reader.bos_id, length, wanted.seed)
 
 
-def _record(run: _Run, batches: Batches) -> dict[str, Any]:
+def _record(run: _Run, batches: Batches, sources: Path) -> dict[str, Any]:
     wanted, source = run.wanted, run.checkpoint.path
-    sources = [path / SOURCES_NAME for path in wanted.corpus if (path / SOURCES_NAME).is_file()]
     return {
         "made_by": f"edge-export train-drafter {__version__}, torch {metadata.version('torch')}",
         "target": {"name": run.checkpoint.config.name, "sha256": file_sha256(source) if source.is_file() else None},
-        "corpora": {path.parent.name: read_json(path) for path in sources},
+        "corpora": read_json(sources) if sources.is_file() else {},
         "features": {name: part.made_from | {"done": part.done} for name, part in run.parts.items()},
         "tokens": batches.tokens,
         "seed": wanted.seed,

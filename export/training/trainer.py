@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from edge_runtime.errors import ConfigError
 
 from .batches import Batches, Cursor, Micro
 from .drafter import Params, Start, TextRows, drafts
+from .labels import JudgedBy, Labels
 from .loss import HeadLoss, LossWeights, cosine_loss, head_loss
 from .muon import State, fresh_state, update
 
@@ -45,6 +46,8 @@ class TrainingPlan:
     averaged: float = 0.99
     """Decay of the average of the weights, which is what is tried and kept."""
     micro_batches: int = 2
+    other_rows: int | None = 2048
+    """Of the head, beside a text's best ones; ``None``: all."""
     loss: LossWeights = field(default_factory=LossWeights)
     check_every_s: float = 300.0
     check_every_steps: int | None = None
@@ -76,16 +79,22 @@ Check = Callable[["Trainer"], dict[str, Any]]
 
 class Trainer:
     def __init__(
-        self, start: Start, params: Params, embed: Tensor, batches: Batches, plan: TrainingPlan, directory: Path
+        self,
+        start: Start,
+        params: Params,
+        embed: Tensor,
+        batches: Batches,
+        labels: Sequence[Labels] | None,
+        plan: TrainingPlan,
+        directory: Path,
     ) -> None:
-        if plan.hours is None and plan.steps is None:
-            raise ConfigError("a training run needs hours or steps")
+        """``labels``: by part, where the plan judges by some rows of the head."""
         self.start, self.plan, self.directory = start, plan, directory
         self.params = {name: p.detach().clone().requires_grad_() for name, p in params.items()}
         self.average = {name: p.detach().clone() for name, p in params.items()}
         self.progress = Progress()
         self._optimiser: State = fresh_state(self.params)
-        self._embed, self._batches = embed, batches
+        self._embed, self._batches, self._labels = embed, batches, labels
 
     def resume(self) -> bool:
         """From the checkpoint in ``directory``, if there is one. Raises ``ConfigError`` for one of another drafter."""
@@ -157,7 +166,8 @@ class Trainer:
 
     def _learn(self, micro: Micro, texts: TextRows) -> HeadLoss:
         outputs = drafts(self.start, self.params, texts, self.plan.self_fed)
-        loss = head_loss(self.start, [y.detach() for y in outputs], texts.hidden, self.plan.loss)
+        judged = self._judged(micro)
+        loss = head_loss(self.start, [y.detach() for y in outputs], texts.hidden, self.plan.loss, judged)
         roots: list[Tensor] = list(outputs)
         gradients: list[Tensor | None] = list(loss.gradients)
         if self.plan.loss.cosine:
@@ -166,6 +176,13 @@ class Trainer:
         torch.autograd.backward(roots, gradients)
         self.progress.tokens += len(micro.rows) * self._batches.parts[micro.part].length
         return loss
+
+    def _judged(self, micro: Micro) -> list[JudgedBy] | None:
+        if self.plan.other_rows is None or self._labels is None:
+            return None
+        labels, cursor = self._labels[micro.part], self.progress.cursor
+        random = np.random.default_rng([cursor.epoch, cursor.index])
+        return [labels.judged_by(int(row), self.plan.other_rows, random, self.start.head.device) for row in micro.rows]
 
     def _read(self, micro: Micro) -> TextRows:
         part, device = self._batches.parts[micro.part], self.start.head.device
