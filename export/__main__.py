@@ -17,6 +17,7 @@ from edge_runtime.console import OneLineErrors
 from edge_runtime.errors import BundleError, ConfigError, why
 from edge_runtime.schema import structure
 
+from .heads_command import fit_heads
 from .progress import progress_bars
 from .recipe import ExportRecipe, Precision, explain, read_recipe
 from .training.command import train_drafter
@@ -40,6 +41,7 @@ def main() -> None:
 
 
 main.add_command(train_drafter)
+main.add_command(fit_heads)
 
 
 def _default(key: str) -> str:

@@ -1,0 +1,58 @@
+"""``edge-export fit-heads``: how it is asked for. Knows neither what a fit is nor what features are made of."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edge_runtime.errors import ConfigError
+
+Bars = Callable[[], AbstractContextManager[Callable[[str, int, int], None]]]
+
+_PARTS = ("natural", "drawn")
+"""Of the features that train-drafter leaves behind; what it holds out is not fitted to."""
+
+
+@click.command("fit-heads")
+@click.option("--target", required=True, type=click.Path(path_type=Path), help="Checkpoint of the target.")
+@click.option("--features", required=True, type=click.Path(path_type=Path), help="Features that train-drafter made.")
+@click.option("--output", required=True, type=click.Path(path_type=Path), help="Must not exist.")
+@click.option("--heads", type=click.IntRange(1, 16), default=4, show_default=True, help="Tokens of a draft at most.")
+@click.option("--rows", type=click.IntRange(min=1), default=16_384, show_default=True, help="Of the reduced head.")
+@click.option("--inner", type=click.IntRange(min=1), help="Width inside of a head.  [default: the target's]")
+@click.pass_obj
+def fit_heads(bars: Bars, target: Path, features: Path, output: Path, **given: Any) -> None:
+    """Fit parallel heads to a TARGET's features, in closed form."""
+    import numpy as np
+
+    from .checkpoint import open_checkpoint
+    from .drafter import rows_by_tokens
+    from .heads_fit import fit_heads as fit
+    from .heads_fit import fit_record
+    from .output import free_place, new_directory
+    from .parallel_heads import save_heads
+    from .tokenizer import build_tokenizer_model
+    from .training.features import read_part
+
+    place = free_place(output, overwrite=False)
+    checkpoint = open_checkpoint(target)
+    tokenizer = build_tokenizer_model(checkpoint)
+    parts = [read_part(features / name) for name in _PARTS if (features / name).is_dir()]
+    if not parts:
+        raise ConfigError(f"{features}: no features there ({' and '.join(_PARTS)})")
+    if any(part.hidden.shape[2] != checkpoint.config.hidden_size for part in parts):
+        raise ConfigError(f"{features}: the rows of another target: their width is not {checkpoint.config.hidden_size}")
+    full = min(checkpoint.config.vocab_size, tokenizer.vocab_size)
+    seen = np.concatenate([part.tokens[: part.done].ravel() for part in parts]).astype(np.int64)
+    ids = rows_by_tokens(given["rows"], full, tokenizer, seen)
+    with bars() as progress:
+        fitted = fit(checkpoint, parts, ids, given["heads"], given["inner"], progress)
+    with new_directory(place) as directory:
+        save_heads(directory, fit_record(fitted, checkpoint, parts))
+        shutil.copyfile(Path(__file__).parent / "notices" / "GEMMA_NOTICE.txt", directory / "GEMMA_NOTICE.txt")
+    click.echo(f"{output}: {given['heads']} heads, fitted to {len(seen)} tokens")
