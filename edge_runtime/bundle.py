@@ -48,7 +48,7 @@ class KvLayer:
 class Tensor:
     """One line of the I/O table. A symbolic dimension is a string: rows, capacity, gathered."""
 
-    graph: Literal["body", "head", "readout", "screen", "rescore"]
+    graph: Literal["body", "head", "readout", "screen", "rescore", "lookup"]
     direction: Literal["in", "out"]
     name: str
     dtype: str
@@ -78,6 +78,19 @@ class Screen:
     readout: str
     rescored: int
     """Rows that are scored again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """Token ids -> rows of a table that only is looked up, which the body takes as its input ``per_layer``.
+
+    It runs on the host whatever the device: the table is as large as the rest of the model, and a step reads a few rows
+    of it from the mapped file.
+    """
+
+    graph: str
+    width: int
+    """Of a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +135,9 @@ class Model:
     centroids: int | None = None
     """Groups of tokens that the head scores in place of tokens: its readout takes the hidden row, scores the tokens of
     the best groups, and knows no others. ``None``: the head scores tokens."""
+
+    lookup: Lookup | None = None
+    """What each token says to every layer (Gemma 4's E models)."""
 
     @property
     def head_rows(self) -> int:
@@ -253,6 +269,7 @@ def _refuse_unlisted(path: Path, manifest: Manifest) -> None:
         used += [model.body, model.head, model.readout, *model.weights]
         used += [model.screen.head, model.screen.readout] if model.screen else []
         used += [model.token_ids] if model.token_ids else []
+        used += [model.lookup.graph] if model.lookup else []
         used += [tensor.file for tensor in model.table]
         _refuse_numbers(path, model)
     missing = sorted(set(used) - listed)
@@ -269,6 +286,7 @@ def _refuse_numbers(path: Path, model: Model) -> None:
     sizes = [model.vocab_size, model.hidden_size, model.candidates, model.max_context]
     sizes += [size for layer in model.layers for size in (layer.kv_heads, layer.head_dim)]
     sizes += [size for tensor in model.table for size in tensor.shape]
+    sizes += [model.lookup.width] if model.lookup else []
     sizes += [model.fan_out] + [size for size in (model.hidden_input, model.centroids) if size is not None]
     if not all(1 <= size <= _LARGEST_SIZE for size in sizes) or model.candidates > model.vocab_size:
         raise BundleError(f"{path}: a size of a model is not between 1 and {_LARGEST_SIZE}")

@@ -80,7 +80,7 @@ def input_moments(
     directory: Path, checkpoint: Checkpoint, ids: NDArray[np.int64], progress: Progress
 ) -> Callable[[tuple[str, ...]], Floats]:
     """X^T X / T [K, K] of the inputs of a product, by its weights' names. Activations live in ``directory``."""
-    graph = describe(checkpoint.config)
+    graph = describe(checkpoint.config).with_lookup_inside()
     products = {op.weights: op.x for op in graph.body if isinstance(op, Linear)}
     files = _run_body(directory, graph, checkpoint, ids, sorted(set(products.values())), progress)
 

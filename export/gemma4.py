@@ -7,6 +7,8 @@ large as the rest of the model.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edge_runtime.bundle import KvLayer
 
 from .gemma4_config import AssistantConfig
@@ -29,8 +31,6 @@ from .graph import (
     Sum,
 )
 from .model_config import GemmaConfig, LayerConfig, LayerShape
-
-PER_LAYER = "per_layer_embed"
 
 
 def describe_gemma4(config: GemmaConfig, depth: int) -> Graph:
@@ -59,7 +59,11 @@ def describe_gemma4(config: GemmaConfig, depth: int) -> Graph:
             Linear("raw_logits", Graph.HEAD_IN, (Graph.EMBED,)),
             Softcap(Graph.HEAD_OUT, "raw_logits", config.final_softcap),
         ]
-    return Graph(tuple(body), tuple(head), kv_layers, config.hidden_size, config.rms_eps)
+    graph = Graph(tuple(body), tuple(head), kv_layers, config.hidden_size, config.rms_eps)
+    if not config.per_layer_size:
+        return graph
+    lookup = Embed(Graph.PER_LAYER, "per_layer_embed", config.per_layer_size**0.5)
+    return replace(graph, lookup=(lookup,), lookup_width=config.num_layers * config.per_layer_size)
 
 
 def describe_assistant(config: AssistantConfig, kv_layers: tuple[KvLayer, ...]) -> Graph:
@@ -122,13 +126,12 @@ def _rope(layer: LayerConfig) -> Rope:
 
 def _per_layer_inputs(config: GemmaConfig) -> list[Op]:
     """p_i of every layer: what the token's row says and what its embedding does, in equal parts."""
-    size, count = config.per_layer_size, config.num_layers
+    count = config.num_layers
     return [
-        Embed("p.token", PER_LAYER, size**0.5),
         Linear("p.context", "x0", ("per_layer_projection",)),
         # The reference divides by sqrt(hidden) first; norms do not see that, but for their epsilon.
         GroupNorm("p.normed", "p.context", "per_layer_norm", count, eps=float(config.hidden_size)),
-        Sum("p", "p.normed", "p.token", 0.5**0.5),
+        Sum("p", "p.normed", Graph.PER_LAYER, 0.5**0.5),
         Split(tuple(f"p{i}" for i in range(count)), "p"),
     ]
 

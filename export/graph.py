@@ -7,7 +7,7 @@ save those that every engine wants: several products of one input are one ``Line
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from edge_runtime.bundle import KvLayer
@@ -219,6 +219,9 @@ class Graph:
     with the value ``feed`` of the same width."""
     fan_out: int = 1
     """Rows of ``hidden`` for each token."""
+    lookup: tuple[Op, ...] = ()
+    """Token ids -> the value ``per_layer`` [T, lookup_width], apart from the body since it belongs on the host."""
+    lookup_width: int = 0
 
     BODY_OUT = "hidden"
     HEAD_IN = "hidden"
@@ -226,3 +229,8 @@ class Graph:
     EMBED = "embed"
     HIDDEN_IN = "hidden_in"
     FEED = "feed"
+    PER_LAYER = "per_layer"
+
+    def with_lookup_inside(self) -> Graph:
+        """One body from the token ids, for whoever runs it on the host anyway."""
+        return replace(self, body=self.lookup + self.body, lookup=(), lookup_width=0)

@@ -11,11 +11,11 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from edge_runtime.bundle import MappedTensor, Model, Screen, Tensor
+from edge_runtime.bundle import Lookup, MappedTensor, Model, Screen, Tensor
 from edge_runtime.errors import ConfigError
 
 from .checkpoint import Checkpoint, effective_norm
-from .dialects.ort import Spelling, spell_body, spell_head
+from .dialects.ort import Spelling, spell_body, spell_head, spell_lookup
 from .dialects.ort_nodes import table_regions
 from .dialects.ort_readout import Rescore, screened_rows, spell_readout, spell_screened_readout
 from .gemma import describe
@@ -92,17 +92,15 @@ def write_model(directory: Path, plan: ModelPlan, recipe: ExportRecipe, progress
         "head": spell_head(graph, replace(spelling, weights={(Graph.EMBED,): weights[head_key]}), plan.vocab_size),
         "readout": spell_readout(plan.vocab_size, candidates, plan.token_ids),
     }
-    screen = None
+    screen = lookup = None
     if _SCREEN in weights and plan.token_ids is None:
         screen = Screen(
             f"{plan.role}.screen.onnx", f"{plan.role}.rescore.onnx", screened_rows(plan.vocab_size, candidates)
         )
-        (table,) = weights[(Graph.EMBED,)]
-        assert isinstance(table, Blocks)
-        rescore = Rescore(table, plan.checkpoint.config.final_softcap)
-        screen_spelling = replace(spelling, weights={(Graph.EMBED,): weights[_SCREEN]})
-        graphs["screen"] = spell_head(graph, screen_spelling, plan.vocab_size)
-        graphs["rescore"] = spell_screened_readout(plan.vocab_size, candidates, graph.hidden_size, rescore)
+        graphs |= _screen_graphs(plan, graph, spelling, candidates)
+    if graph.lookup:
+        lookup = Lookup(f"{plan.role}.lookup.onnx", graph.lookup_width)
+        graphs["lookup"] = spell_lookup(graph, spelling)
     for name, proto in graphs.items():
         onnx.save(proto, directory / f"{plan.role}.{name}.onnx")
     token_ids_file = None
@@ -130,8 +128,20 @@ def write_model(directory: Path, plan: ModelPlan, recipe: ExportRecipe, progress
         shares=plan.shares,
         hidden_input=graph.hidden_input,
         fan_out=graph.fan_out,
+        lookup=lookup,
     )
     return WrittenModel(model, tuple(_notes(plan, weights)), weights, spelling.ropes)
+
+
+def _screen_graphs(plan: ModelPlan, graph: Graph, spelling: Spelling, candidates: int) -> dict[str, onnx.ModelProto]:
+    (table,) = spelling.weights[(Graph.EMBED,)]
+    assert isinstance(table, Blocks)
+    rescore = Rescore(table, plan.checkpoint.config.final_softcap)
+    coarse = replace(spelling, weights={(Graph.EMBED,): spelling.weights[_SCREEN]})
+    return {
+        "screen": spell_head(graph, coarse, plan.vocab_size),
+        "rescore": spell_screened_readout(plan.vocab_size, candidates, graph.hidden_size, rescore),
+    }
 
 
 def _notes(plan: ModelPlan, weights: Weights) -> Iterator[str]:
@@ -164,8 +174,8 @@ def _store_products(
     checkpoint, stored = plan.checkpoint, dict(plan.reuse)
     products = [op.weights for op in graph.body if isinstance(op, Linear) and op.weights not in stored]
     # Gathered row by row and no head: read from the disk as it is needed, whatever its size.
-    tables = [(op.table,) for op in graph.body if isinstance(op, Embed) and op.table != Graph.EMBED]
-    tables = [names for names in tables if names not in stored]
+    tables = [(op.table,) for op in graph.with_lookup_inside().body if isinstance(op, Embed)]
+    tables = [names for names in tables if names != (Graph.EMBED,) and names not in stored]
     table = checkpoint.tensor(Graph.EMBED)
     sizes = {names: sum(4 * int(np.prod(checkpoint.tensor(n).shape)) for n in names) for names in [*tables, *products]}
     total = sum(sizes.values()) + 4 * int(np.prod(table.shape))

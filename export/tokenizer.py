@@ -30,12 +30,14 @@ from .checkpoint import Checkpoint
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 """Types of pieces, the same in a sentencepiece model and a GGUF."""
 _SPACE = "\u2581"
-_END_OF_TURN = "<end_of_turn>"
+_ENDS_OF_TURN = ("<end_of_turn>", "<turn|>")
 _BPE = 2
 _KINDS = frozenset((_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE))
 # Markers that no text of a user may spell. Google's own model has them as user-defined, so that they are read wherever
 # they stand; Hugging Face and llama.cpp take most of them for control pieces, and so does this.
-_MARKER = re.compile(r"<(?:pad|bos|eos|mask|2mass|(?:start|end)_of_turn|image_soft_token|unused\d+)>|\[@BOS@\]")
+_MARKER = re.compile(
+    r"<(?:pad|bos|eos|mask|2mass|(?:start|end)_of_turn|\|turn|turn\||image_soft_token|unused\d+)>|\[@BOS@\]"
+)
 _IMAGE = "<image_soft_token>"
 _BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
 _NEVER = -1e9
@@ -121,9 +123,7 @@ def _described(model: bytes, checkpoint: Checkpoint) -> TokenizerModel:
     size = processor.GetPieceSize()
     pieces = tuple(processor.IdToPiece(list(range(size))))
     eos = [*checkpoint.config.eos_ids, processor.eos_id()]
-    end_of_turn = processor.PieceToId(_END_OF_TURN)
-    if pieces[end_of_turn] == _END_OF_TURN:
-        eos.append(end_of_turn)
+    eos += [processor.PieceToId(piece) for piece in _ENDS_OF_TURN if pieces[processor.PieceToId(piece)] == piece]
     eos_ids = tuple(dict.fromkeys(token for token in eos if 0 <= token < size))
     if not eos_ids or processor.bos_id() < 0:
         raise CheckpointError(f"{path}: its tokenizer names no {'begin' if eos_ids else 'end'} of text")

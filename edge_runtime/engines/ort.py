@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +66,8 @@ class OrtEngine:
         self._body = make_session(directory / model.body, settings, self._table)
         readout = screen.readout if screen else model.readout
         self._readout = make_session(directory / readout, settings, self._table if screen else {})
-        self._bindings = Bindings(model, screen, self._arrays, self._body, self._head, self._readout)
+        self._lookup = _host_session(directory, model, settings)
+        self._bindings = Bindings(model, screen, self._arrays, self._body, self._head, self._readout, self._lookup)
         self._last_readout: BoundReadout | None = None
         self._rows = 0
         """Of hidden rows that the last forward made."""
@@ -90,6 +92,9 @@ class OrtEngine:
         arrays.seqlens_k[0] = step.position + rows - 1
         arrays.total_length[0] = step.position + rows
         self._take_hidden(step.hidden, count, rows)
+        lookup = self._bindings.lookup(rows)
+        if self._lookup is not None and lookup is not None:
+            self._run(self._lookup, lookup, None)
         binding = self._bindings.body(step.slot, rows)
         self._run(self._body, binding, self._bindings.small_inputs(rows) if self._cuda else None)
         self._rows = count * info.fan_out
@@ -145,7 +150,7 @@ class OrtEngine:
 
     def close(self) -> None:
         """Free the sessions; closing twice is harmless, any other call afterwards an error."""
-        for name in ("_bindings", "_body", "_head", "_readout", "_table", "_arrays"):
+        for name in ("_bindings", "_body", "_head", "_readout", "_lookup", "_table", "_arrays"):
             self.__dict__.pop(name, None)
 
     def _take_hidden(self, given: Floats | None, count: int, rows: int) -> None:
@@ -200,6 +205,12 @@ def _refuse_other_slots(role: str, settings: OrtSettings, target: EngineInfo) ->
     if (settings.slots, settings.capacity) != (target.slots, target.capacity):
         wanted = f"{target.slots} slots of {target.capacity}"
         raise ValueError(f"the {role} model shares {wanted}, not {settings.slots} of {settings.capacity}")
+
+
+def _host_session(directory: Path, model: Model, settings: OrtSettings) -> onnxruntime.InferenceSession | None:
+    if model.lookup is None:
+        return None
+    return make_session(directory / model.lookup.graph, replace(settings, device="cpu"))
 
 
 def _shared_table(directory: Path, model: Model, target: OrtEngine | None) -> dict[str, onnxruntime.OrtValue]:

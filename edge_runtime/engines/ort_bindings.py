@@ -37,7 +37,7 @@ class BoundReadout:
 
 
 class Bindings:
-    """Of the three sessions of one model."""
+    """Of the sessions of one model."""
 
     def __init__(
         self,
@@ -47,14 +47,16 @@ class Bindings:
         body: onnxruntime.InferenceSession,
         head: onnxruntime.InferenceSession,
         readout: onnxruntime.InferenceSession,
+        lookup: onnxruntime.InferenceSession | None,
     ) -> None:
         self._model, self._screen, self._arrays = model, screen, arrays
-        self._body, self._head, self._readout = body, head, readout
+        self._body, self._head, self._readout, self._lookup = body, head, readout, lookup
         self._inputs = frozenset(one.name for one in model.io if (one.graph, one.direction) == ("body", "in"))
         self._reads_hidden = any(
             (one.graph, one.direction, one.name) == ("readout", "in", "hidden") for one in model.io
         )
         self._outputs = frozenset(one.name for one in model.io if (one.graph, one.direction) == ("body", "out"))
+        self._lookups: dict[int, onnxruntime.IOBinding] = {}
         self._bodies: dict[tuple[int, int], onnxruntime.IOBinding] = {}
         self._heads: dict[tuple[int, int], onnxruntime.IOBinding] = {}
         self._readouts: dict[tuple[int, int], BoundReadout] = {}
@@ -74,7 +76,18 @@ class Bindings:
         }
         if arrays.hidden_in is not None:
             small["hidden_in"] = arrays.hidden_in[:, :rows]
+        if arrays.per_layer is not None:
+            small["per_layer"] = arrays.per_layer[:, :rows]
         return {name: array for name, array in small.items() if name in self._inputs}
+
+    def lookup(self, rows: int) -> onnxruntime.IOBinding | None:
+        """``None`` where a body needs none. What it writes is among the small inputs of the body."""
+        arrays, found = self._arrays, self._lookups.get(rows)
+        if found is None and self._lookup is not None and arrays.per_layer is not None:
+            found = self._lookups[rows] = self._lookup.io_binding()
+            bind_host(found.bind_input, "input_ids", arrays.ids, (1, rows))
+            bind_host(found.bind_output, "per_layer", arrays.per_layer, (1, rows, arrays.per_layer.shape[2]))
+        return found
 
     def body(self, slot: int, rows: int) -> onnxruntime.IOBinding:
         found = self._bodies.get((slot, rows))

@@ -77,6 +77,9 @@ class Arrays:
         self.logits = Buffer((settings.max_head_rows, model.head_rows), np.float32, device)
         self.hidden_in: Floats | None = None
         self.feed: Buffer | None = None
+        self.per_layer: Floats | None = None
+        if model.lookup is not None:
+            self.per_layer = np.zeros((1, rows, model.lookup.width), np.float32)
         if model.hidden_input is not None:
             self.hidden_in = np.zeros((1, rows, model.hidden_input), np.float32)
             self.feed = Buffer((rows, model.hidden_input), np.float32, device)

@@ -74,6 +74,8 @@ def spell_body(graph: Graph, spelling: Spelling) -> onnx.ModelProto:
         if not any(isinstance(op, BorrowedAttention) for op in graph.body):
             del inputs[1]
     rows = "rows" if graph.fan_out == 1 else "hidden_rows"
+    if graph.lookup:
+        inputs.append(value_info(Graph.PER_LAYER, TensorProto.FLOAT, (1, "rows", graph.lookup_width)))
     outputs = [value_info(Graph.BODY_OUT, TensorProto.FLOAT, (1, rows, graph.hidden_size))]
     if graph.hidden_input is not None:
         inputs.append(value_info(Graph.HIDDEN_IN, TensorProto.FLOAT, (1, "rows", graph.hidden_input)))
@@ -86,6 +88,18 @@ def spell_body(graph: Graph, spelling: Spelling) -> onnx.ModelProto:
             inputs.append(value_info(f"past_{part}_{i}", cache_type, shape))
             outputs += [value_info(name, cache_type, shape) for name in speller.attention.presents(part, i)]
     return speller.nodes.model("body", inputs, outputs)
+
+
+def spell_lookup(graph: Graph, spelling: Spelling) -> onnx.ModelProto:
+    """input_ids [1,T] i64 -> per_layer [1,T,lookup_width] f32."""
+    speller = _Speller(graph, spelling)
+    for op in graph.lookup:
+        speller.spell(op)
+    return speller.nodes.model(
+        "lookup",
+        [value_info("input_ids", TensorProto.INT64, (1, "rows"))],
+        [value_info(Graph.PER_LAYER, TensorProto.FLOAT, (1, "rows", graph.lookup_width))],
+    )
 
 
 def spell_head(graph: Graph, spelling: Spelling, vocab_size: int) -> onnx.ModelProto:
