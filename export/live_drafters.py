@@ -91,6 +91,8 @@ def write_live_drafters(
     progress: Progress,
 ) -> tuple[dict[str, Model], tuple[str, ...]]:
     """``plan`` is the target's."""
+    # One kind of activations and caches in a bundle.
+    recipe = replace(recipe, half=target.model.kv_dtype == "float16")
     models: dict[str, Model] = {}
     notes: list[str] = []
     stored: list[tuple[ModelPlan, WrittenModel]] = []

@@ -18,8 +18,13 @@ from .model_config import GemmaConfig, LayerConfig
 from .training.checkpoint import DrafterConfig, TrainedDrafter
 
 
+_FEED = "feed_projection"
+"""What a checkpoint calls feed; a graph's value has that name already."""
+
+
 def drafter_checkpoint(drafter: TrainedDrafter, path: Path, target: Checkpoint) -> ArrayCheckpoint:
-    return ArrayCheckpoint(gemma_config(drafter.config, path.name, target.config), path, target, drafter.tensors)
+    tensors = {_FEED if name == "feed" else name: values for name, values in drafter.tensors.items()}
+    return ArrayCheckpoint(gemma_config(drafter.config, path.name, target.config), path, target, tensors)
 
 
 def gemma_config(config: DrafterConfig, name: str, target: GemmaConfig) -> GemmaConfig:
@@ -56,8 +61,8 @@ def describe_multi_token(checkpoint: ArrayCheckpoint) -> Graph:
         RmsNorm("a0", "x0", "layers.0.attn_norm"),
         *layer_ops(config, 0, kv, "final_norm", Graph.BODY_OUT),
     ]
-    if "feed" in checkpoint.tensors:
-        body.append(Linear(Graph.FEED, Graph.BODY_OUT, ("feed",)))
+    if _FEED in checkpoint.tensors:
+        body.append(Linear(Graph.FEED, Graph.BODY_OUT, (_FEED,)))
     else:
         body.append(Copy(Graph.FEED, Graph.BODY_OUT))
     return Graph(
