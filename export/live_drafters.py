@@ -27,6 +27,7 @@ from .graph import Graph
 from .model_writer import ModelPlan, Progress, Weights, WrittenModel, write_model
 from .multi_token import describe_multi_token, drafter_checkpoint
 from .parallel_heads import FittedHeads, HeadsConfig, describe_heads, heads_checkpoint, load_heads
+from .precision import refuse_mixed
 from .recipe import ExportRecipe
 from .tokenizer import TokenizerModel
 from .training.checkpoint import RECORD_NAME, WEIGHTS_NAME, DrafterConfig, TrainedDrafter, load_drafter
@@ -66,6 +67,10 @@ class LiveDrafters:
 
 def choose_live_drafters(recipe: ExportRecipe, target: Checkpoint, tokenizer: TokenizerModel) -> LiveDrafters:
     """Raises ``CheckpointError`` and ``ConfigError``, one line each, before anything is written."""
+    half = recipe.half or recipe.precision == "fp16"
+    for role, wanted in ((MTP, recipe.mtp), (HEADS, recipe.heads)):
+        if wanted is not None:
+            refuse_mixed(role, recipe.trained_precision, "int8", half)
     mtp, assistant, heads = None, None, None
     places: dict[str, Path] = {}
     if recipe.mtp is not None:

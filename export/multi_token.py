@@ -17,7 +17,6 @@ from .graph import Copy, Embed, Graph, Join, Linear, Op, RmsNorm, Scale
 from .model_config import GemmaConfig, LayerConfig
 from .training.checkpoint import DrafterConfig, TrainedDrafter
 
-
 _FEED = "feed_projection"
 """What a checkpoint calls feed; a graph's value has that name already."""
 
