@@ -17,6 +17,7 @@ LONGEST_SOCKET_PATH = 107
 """Bytes: what the kernel has room for."""
 _MOST_BYTES = 1 << 20
 _LONGEST_DRAFT = 63
+_LENGTHS = ("auto", "prompt-length", "confidence")
 _SECTIONS = ("engine", "server", "limits")
 
 
@@ -32,8 +33,14 @@ class EngineConfig:
     deterministic: bool = False
     head: Literal["screened", "full"] = "screened"
     device: Literal["cpu", "cuda"] = "cpu"
-    drafter: Literal["auto", "none", "lookup", "draft"] = "auto"
+    drafter: Literal["auto", "none", "lookup", "suffix", "draft", "mtp", "self", "heads"] = "auto"
     k: str | int = "auto"
+    strategy: str = "as-requested"
+    """How a drafter picks its tokens."""
+    suffix_tokens: int = 1 << 17
+    """Of earlier texts that are drafted from, some 40 bytes each; 0: none."""
+    suffix_shared: bool = False
+    """Whether one client's texts are drafted from for all clients, who can then tell by the speed what others wrote."""
     verify_hashes: bool = True
 
 
@@ -149,6 +156,7 @@ def _check(config: Config, where: str) -> None:
         "engine.context": (engine.context, 1, 1 << 24),
         "engine.sessions": (engine.sessions, 1, 256),
         "engine.threads": (engine.threads, 0, 1024),
+        "engine.suffix_tokens": (engine.suffix_tokens or None, 512, 1 << 26),
         "limits.queue": (limits.queue, 1, 65536),
         "limits.queue_per_client": (limits.queue_per_client, 1, 65536),
         "limits.running_per_client": (limits.running_per_client, 1, 256),
@@ -165,9 +173,10 @@ def _check(config: Config, where: str) -> None:
         # Not the other way round: NaN is in no range.
         if value is not None and not low <= value <= high:
             raise ConfigError(f"{where}: {name} must be from {_shown(low)} to {_shown(high)}, not {value}")
-    if not (engine.k in ("auto", "prompt-length") or (_number(engine.k) is not None)):
+    if not (engine.k in _LENGTHS or (_number(engine.k) is not None)):
+        named = ", ".join(_LENGTHS)
         raise ConfigError(
-            f"{where}: engine.k must be auto, prompt-length or a number from 0 to {_LONGEST_DRAFT}, not {engine.k!r}"
+            f"{where}: engine.k must be {named} or a number from 0 to {_LONGEST_DRAFT}, not {engine.k!r}"
         )
     mode = server.mode
     if not mode or set(mode) - set("01234567") or int(mode, 8) > 0o777:

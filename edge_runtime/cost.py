@@ -8,7 +8,7 @@ that may differ by position.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -139,46 +139,119 @@ def step_seconds(k: int, table: CostTable, head_mode: HeadMode = "batched", acce
     return table.draft(k) + table.body(k + 1) + head_s + table.overhead_s
 
 
-def price(k: int, acceptance: Sequence[float], table: CostTable) -> Choice:
-    """K at its cheapest head mode. ``acceptance`` [>= k]. Equal prices go to the batched head."""
+def price(k: int, acceptance: Sequence[float], table: CostTable, going: Sequence[float] = ()) -> Choice:
+    """K at its cheapest head mode. ``acceptance`` [>= k]. Equal prices go to the batched head.
+
+    ``going`` [n]: share of drafts that go on to each position where they may stop early, from 1 down; positions past n
+    are reached like the last one. ``acceptance`` then counts a draft that stopped as not kept behind its end.
+    """
     if len(acceptance) < k:
         raise ValueError(f"K={k} needs the acceptance of {k} positions, not {len(acceptance)}")
-    return _price(k, survival(acceptance[:k]), table, step_seconds(0, table))
+    *_, last = _choices(acceptance[:k], table, k, going)
+    return last
 
 
-def _price(k: int, chances: Sequence[float], table: CostTable, plain_s: float) -> Choice:
-    head_mode: HeadMode = "batched"
-    head_s = table.head(k + 1)
-    for group in range(table.min_rows, min(k, MAX_GROUP) + 1):
-        seconds = head_seconds(chances, table, group)
-        if seconds < head_s:
-            head_mode, head_s = group, seconds
-    tokens = sum(chances)
-    step_s = table.draft(k) + table.body(k + 1) + head_s + table.overhead_s
-    return Choice(k, head_mode, tokens, step_s, tokens / step_s, tokens * plain_s / step_s)
+def _choices(acceptance: Sequence[float], table: CostTable, k_max: int, going: Sequence[float]) -> Iterator[Choice]:
+    """Every K in 0..``k_max`` at its cheapest head mode; positions past ``acceptance`` accept like the last one.
+
+    This runs before every step, so sums go on from one K to the next.
+    """
+    groups = range(table.min_rows, MAX_GROUP + 1)
+    whole = dict.fromkeys(groups, 0.0)  # by group: the head over those that are complete
+    stopped = dict.fromkeys((0, *groups), 0.0)  # by group, 0 the batched head: drafts that ended before K
+    plain_s, chances, tokens, reached = 0.0, [1.0], 1.0, 1.0
+    for k in range(k_max + 1):
+        if k:
+            chances.append(chances[-1] * acceptance[min(k, len(acceptance)) - 1])
+            tokens += chances[-1]
+        rest_s = table.draft(k) + table.body(k + 1) + table.overhead_s
+        step_s = {0: rest_s + table.head(k + 1)}
+        for group in groups:
+            full, over = divmod(k + 1, group)
+            if not over:
+                whole[group] += chances[k + 1 - group] * table.head(group)
+            if group <= k:
+                last_s = chances[full * group] * table.head(over) if over else 0.0
+                step_s[group] = rest_s + whole[group] + last_s
+        plain_s = plain_s or step_s[0]
+        # A step of fewer rows than a group has is one call, which is the batched head's.
+        mean_s = {group: stopped[group] + reached * seconds for group, seconds in step_s.items()}
+        best = min(mean_s, key=mean_s.__getitem__)
+        yield Choice(k, best or "batched", tokens, mean_s[best], tokens / mean_s[best], tokens * plain_s / mean_s[best])
+        if k and going:
+            following = min(reached, going[min(k, len(going) - 1)])
+            for group in stopped:
+                stopped[group] += (reached - following) * step_s.get(group, step_s[0])
+            reached = following
 
 
-def best_k(acceptance_by_position: Sequence[float], table: CostTable, k_max: int, k_min: int = 0) -> Choice:
+def best_k(
+    acceptance_by_position: Sequence[float],
+    table: CostTable,
+    k_max: int,
+    k_min: int = 0,
+    going: Sequence[float] = (),
+) -> Choice:
     """The K in ``k_min``..``k_max`` with the most tokens per second; equal ones go to the smaller K.
 
     ``acceptance_by_position`` [n]: positions past n are taken to accept like the last one; of an empty one
-    only K=0 can be priced. ``k_min`` 1 asks for the best draft even where plain decoding is faster.
+    only K=0 can be priced. ``k_min`` 1 asks for the best draft even where plain decoding is faster. ``going``: see
+    ``price``.
     """
     known = len(acceptance_by_position)
     if not 0 <= k_min <= k_max or (k_min and not known):
         raise ValueError(f"no K to choose in {k_min}..{k_max} from {known} known positions")
-    plain_s = step_seconds(0, table)
     best: Choice | None = None
-    chances = [1.0]
-    for k in range(k_max + 1 if known else 1):
-        if k:
-            chances.append(chances[-1] * acceptance_by_position[min(k, known) - 1])
-        if k >= k_min:
-            choice = _price(k, chances, table, plain_s)
-            if best is None or choice.tokens_per_s > best.tokens_per_s:
-                best = choice
+    for choice in _choices(acceptance_by_position, table, k_max if known else 0, going):
+        if choice.k >= k_min and (best is None or choice.tokens_per_s > best.tokens_per_s):
+            best = choice
     assert best is not None  # k_min is within the range
     return best
+
+
+def stop_below(k: int, acceptance: float, table: CostTable, tokens_per_s: float) -> float:
+    """The chance that all drafts so far are kept, below which one more costs more than it brings; 0 for K < 2.
+
+    One more is worth its own ``acceptance`` once those before it are kept, and costs its draft and its row, at what a
+    second is worth now: keep drafting while prod a_i > S (c + v) / a (compare SpecDec++, arXiv 2405.19715).
+    """
+    if k < 2:
+        return 0.0
+    row_s = (table.body(k + 1) + table.head(k + 1) - table.body(2) - table.head(2)) / (k - 1)
+    cost = tokens_per_s * (table.draft_s + max(0.0, row_s))
+    return min(1.0, cost / acceptance) if acceptance > 0.0 else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class CostLine:
+    """What steps of one K cost and gain, with the head in one batch and with one that stops at the first rejection."""
+
+    k: int
+    expected_tokens: float
+    batched_s: float
+    lazy_s: float
+    """Expected, in the cheapest groups; equal to ``batched_s`` for K=0."""
+    group: int | None
+    """Rows of such a group; ``None`` for K=0."""
+    batched_gain: float
+    """Tokens per second over those of plain decoding."""
+    lazy_gain: float
+
+
+def cost_lines(acceptance: Sequence[float], table: CostTable, k_max: int) -> tuple[CostLine, ...]:
+    """Step cost against K = 0..``k_max``; positions past ``acceptance`` [>= 1] accept like the last one."""
+    plain_s = step_seconds(0, table)
+    lines = []
+    for k in range(k_max + 1):
+        rates = [acceptance[min(place, len(acceptance) - 1)] for place in range(k)]
+        tokens, batched_s = expected_tokens(rates), step_seconds(k, table)
+        by_group = {group: step_seconds(k, table, group, rates) for group in range(table.min_rows, MAX_GROUP + 1) if k}
+        group = min(by_group, key=by_group.__getitem__) if by_group else None
+        lazy_s = batched_s if group is None else by_group[group]
+        lines.append(
+            CostLine(k, tokens, batched_s, lazy_s, group, tokens * plain_s / batched_s, tokens * plain_s / lazy_s)
+        )
+    return tuple(lines)
 
 
 def paced_seconds(seconds: float, joules: float, idle_w: float, allowed_w: float) -> float:

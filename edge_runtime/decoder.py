@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from .drafters.chooser import Chooser
 from .drafters.length import FixedLength, LengthPlan, LengthPolicy
 from .drafters.protocol import Drafter, NoDraft
 from .drafting import Clock as Clock
@@ -36,6 +37,9 @@ class _Walk:
     judged: int = 0
     kind: Kind | None = None
     head_calls: list[tuple[int, float]] = field(default_factory=list)
+    scored: int = 0
+    draft_log_likelihood: float = 0.0
+    """Of the ``scored`` drafts."""
 
 
 class Decoder:
@@ -45,7 +49,7 @@ class Decoder:
         self,
         target: Engine,
         drafter: Drafter | None = None,
-        length: LengthPolicy | None = None,
+        length: LengthPolicy | Chooser | None = None,
         *,
         max_head_rows: int | None = None,
         clock: Clock = time.perf_counter,
@@ -59,7 +63,7 @@ class Decoder:
             raise ValueError("a target needs its full vocabulary")
         self.target = target
         self.drafter: Drafter = drafter if drafter is not None else NoDraft()
-        self.length: LengthPolicy = length if length is not None else FixedLength(self.drafter.max_k)
+        self.length: LengthPolicy | Chooser = length if length is not None else FixedLength(self.drafter.max_k)
         self._drafting = Drafting(target, self.drafter, self.length, clock)
         self._info = info
         self._max_head_rows = min(max_head_rows or info.max_rows, info.max_rows)
@@ -172,6 +176,8 @@ class Decoder:
             times=StepTimes(draft.draft_s, draft.catch_up_s, body_s, head_s, clock() - started - engines_s),
             finish_reason=finish_reason,
             top=None if session.top_logprobs is None else tuple(walk.top),
+            draft_log_likelihood=walk.draft_log_likelihood,
+            scored=walk.scored,
         )
 
     def _verify(self, session: Session, draft: Draft, first: int) -> _Walk:
@@ -181,7 +187,7 @@ class Decoder:
         group = rows if draft.plan.head_mode == "batched" else draft.plan.head_mode
         group = min(group, self._max_head_rows)
         gather: Ids | None = None
-        if judge.gathers:
+        if judge.gathers or rows > 1:
             gather = self._gather[:rows]
             gather[:-1] = draft.tokens
             gather[-1] = 0  # the bonus row has no draft
@@ -220,6 +226,9 @@ def _decide(
         decision = judge.decide(row, drafted[index], None if draft.laws is None else draft.laws[index], position)
         token = decision.token
         walk.judged += 1
+        if index < len(draft.tokens):
+            walk.scored += 1
+            walk.draft_log_likelihood += row.draft_logprob
         if decision.accepted:
             walk.accepted += 1
             if token in session.eos_ids:

@@ -1,7 +1,8 @@
-"""Who drafts a step, and how much: the grammar, the client's prediction, or the drafter. Knows no engine of a target.
+"""Who drafts a step, and how much: the grammar, the client's prediction, or a drafter. Decides nothing itself.
 
-What the grammar forces comes first, for it is hardly ever wrong and costs nothing; then a prediction that agrees with
-the text so far; then the drafter, as far as the length policy thinks that it pays.
+What the grammar forces comes first, for it is hardly ever wrong and costs nothing. Then, with one drafter, a prediction
+that agrees with the text so far, and the drafter as far as the length policy thinks that it pays. With several, a
+chooser hears what prediction and free drafters have found, and says who drafts.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from .drafters.chooser import Ask, Chooser, Offer
 from .drafters.length import LengthPlan, LengthPolicy
-from .drafters.protocol import NO_TOKENS, DraftContext, Drafter
+from .drafters.protocol import NO_TOKENS, DraftContext, Drafter, DraftProposal, as_it_says
+from .drafters.several import Several
 from .engines.protocol import Engine, Floats, Ids
 from .sampling import Distribution
 from .session import GRAMMAR, PREDICTION, Session, StepResult
@@ -41,6 +44,8 @@ class Draft:
     earlier_s: float = 0.0
     """Of ``catch_up_s``, in turns before."""
     draft_s: float = 0.0
+    confidences: tuple[float, ...] = ()
+    """See ``DraftProposal``."""
 
     @property
     def count(self) -> int:
@@ -62,11 +67,14 @@ class Warming:
 
 
 class Drafting:
-    """One drafter and one length policy, for the sessions of one target."""
+    """One drafter and one length policy, or several and a chooser, for the sessions of one target."""
 
     def __init__(
-        self, target: Engine, drafter: Drafter, length: LengthPolicy, clock: Clock = time.perf_counter
+        self, target: Engine, drafter: Drafter, length: LengthPolicy | Chooser, clock: Clock = time.perf_counter
     ) -> None:
+        """Raises ``ValueError`` for a chooser that has nothing to choose from."""
+        if isinstance(length, Chooser) and not isinstance(drafter, Several):
+            raise ValueError("a chooser needs several drafters")
         self.drafter, self.length = drafter, length
         self._target, self._info, self._clock = target, target.info, clock
 
@@ -81,58 +89,118 @@ class Drafting:
         if session.max_draft_tokens is not None:
             most = min(most, session.max_draft_tokens)
         if session.warming is None:
-            free = self._free(session, most)
-            if free is not None:
-                return free
-        most = min(most, self.drafter.max_k)
+            forced = self._forced(session, most)
+            if forced is not None:
+                return forced
+        if isinstance(self.length, Chooser) and isinstance(self.drafter, Several):
+            draft = self._chosen(session, most, self.length, self.drafter)
+        else:
+            draft = self._single(session, most, self.length)
+        return None if draft is None else _allowed(draft, session)
+
+    def _forced(self, session: Session, most: int) -> Draft | None:
+        """What the grammar leaves no choice about, if there is any."""
+        forced = [] if session.shaper is None else session.shaper.forced(most)
+        if not forced:
+            return None
+        plan = LengthPlan(len(forced), "batched", "the grammar leaves no choice")
+        return self._checked(Draft(plan, np.array(forced, np.int64), None, GRAMMAR))
+
+    def _single(self, session: Session, most: int, length: LengthPolicy) -> Draft | None:
         if session.warming is None:
-            plan = self.length.plan(most, session.prompt_len, session.kv_len, session.drafting)
+            predicted = _predicted(session, most)
+            if len(predicted):
+                plan = length.plan(most, session.prompt_len, session.kv_len, session.predicting)
+                if plan.k > 0:
+                    return Draft(plan, predicted[: plan.k], None, PREDICTION)
+            most = min(most, self.drafter.max_k)
+            plan = length.plan(most, session.prompt_len, session.kv_len, session.drafting)
             if min(plan.k, most) < 1:
                 return Draft(plan)
             session.warming = Warming(plan)
-        draft = self._ask(session, session.warming, min(session.warming.plan.k, most))
-        return None if draft is None else _allowed(draft, session)
+        plan = session.warming.plan
+        return self._ask(session, session.warming, self.drafter, min(plan.k, most, self.drafter.max_k))
 
-    def _free(self, session: Session, most: int) -> Draft | None:
-        """What costs nothing to draft, if there is any."""
-        forced = [] if session.shaper is None else session.shaper.forced(most)
-        if forced:
-            plan = LengthPlan(len(forced), "batched", "the grammar leaves no choice")
-            return self._checked(Draft(plan, np.array(forced, np.int64), None, GRAMMAR))
-        if session.prediction is None or not most:
-            return None
-        found = session.prediction.following(session.generated, most)
-        if not len(found):
-            return None
-        plan = self.length.plan(most, session.prompt_len, session.kv_len, session.predicting)
-        return _allowed(Draft(plan, found[: plan.k], None, PREDICTION), session) if plan.k > 0 else None
+    def _chosen(self, session: Session, most: int, chooser: Chooser, several: Several) -> Draft | None:
+        if session.warming is None:
+            started = self._clock()
+            found = self._found(session, min(most, chooser.free_k), several)
+            ask = Ask(most, session.length, session.kv_len, session.room, session.params.greedy)
+            offers = [Offer(name, len(made.tokens), made.evidence) for name, made in found.items()]
+            plan = chooser.choose(ask, offers, session.choosing)
+            if plan.k < 1:
+                return Draft(plan, draft_s=self._clock() - started)
+            if plan.source in found:
+                made = found[plan.source]
+                if plan.source != PREDICTION:
+                    several.told_by(several.named(plan.source), session.slot)
+                took_s = self._clock() - started
+                return self._checked(Draft(plan, made.tokens[: plan.k], None, made.source, made.note, draft_s=took_s))
+            several.told_by(several.named(plan.source), session.slot)
+            session.warming = Warming(plan)
+        plan = session.warming.plan
+        chance = chooser.calibration(plan.key).chance
+        return self._ask(session, session.warming, several.named(plan.source), min(plan.k, most), chance)
+
+    def _found(self, session: Session, most: int, several: Several) -> dict[str, DraftProposal]:
+        """What costs next to nothing to ask for, by source. Raises ``ValueError`` for what was drawn."""
+        found = {}
+        predicted = _predicted(session, most)
+        if len(predicted):
+            found[PREDICTION] = DraftProposal(predicted, None, PREDICTION)
+        if most > 0 and several.free:
+            context = self._context(session)
+            for drafter in several.free:
+                made = drafter.propose(context, most)
+                if made.laws is not None:
+                    raise ValueError(f"{drafter.name} draws, and so it cannot be asked for nothing")
+                if len(made.tokens):
+                    found[drafter.name] = made
+        return found
 
     def observe(self, session: Session, draft: Draft, result: StepResult, kv_len: int) -> None:
         """After the step that was planned with ``kv_len``."""
-        state = session.predicting if draft.source == PREDICTION else session.drafting
-        self.length.observe(result, kv_len, state)
+        if isinstance(self.length, Chooser):
+            self.length.observe(draft.plan, result, kv_len, session.choosing, draft.confidences)
+        else:
+            state = session.predicting if draft.source == PREDICTION else session.drafting
+            self.length.observe(result, kv_len, state)
 
-    def _ask(self, session: Session, warming: Warming, k: int) -> Draft | None:
-        clock, plan, chunk = self._clock, warming.plan, self._info.max_rows
-        context = DraftContext(
+    def _context(
+        self, session: Session, stop_below: float = 0.0, chance: Callable[[float], float] = as_it_says
+    ) -> DraftContext:
+        return DraftContext(
             tokens=session.tokens,
             slot=session.slot,
             params=session.params,
             seed=session.seed,
             uniform=session.rng.random,
-            stop_below=plan.stop_below,
-            patience=chunk,
+            stop_below=stop_below,
+            patience=self._info.max_rows,
             hidden=self._hidden(session),
             kv_len=session.kv_len,
+            chance=chance,
+            client=session.client,
         )
+
+    def _ask(
+        self,
+        session: Session,
+        warming: Warming,
+        drafter: Drafter,
+        k: int,
+        chance: Callable[[float], float] = as_it_says,
+    ) -> Draft | None:
+        clock, plan = self._clock, warming.plan
+        context = self._context(session, plan.stop_below, chance)
         started = clock()
-        fed = self.drafter.warm(context)
+        fed = drafter.warm(context)
         warmed = clock()
         warming = Warming(plan, warming.caught_up + fed, warming.catch_up_s + warmed - started)
-        session.warming = warming if fed >= chunk else None
+        session.warming = warming if fed >= self._info.max_rows else None
         if session.warming is not None:
             return None
-        proposal = self.drafter.propose(context, k)
+        proposal = drafter.propose(context, k)
         done = clock()
         if len(proposal.tokens) > k:
             raise ValueError(f"{proposal.source} proposed {len(proposal.tokens)} tokens where {k} were asked for")
@@ -146,6 +214,7 @@ class Drafting:
             catch_up_s=warming.catch_up_s,
             earlier_s=warming.catch_up_s - (warmed - started),
             draft_s=done - warmed,
+            confidences=proposal.confidences,
         )
         return self._checked(draft)
 
@@ -163,6 +232,12 @@ class Drafting:
         if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self._info.vocab_size:
             raise ValueError(f"{draft.source} proposed a token outside 0..{self._info.vocab_size - 1}")
         return draft
+
+
+def _predicted(session: Session, most: int) -> Ids:
+    if session.prediction is None or not most:
+        return NO_TOKENS
+    return session.prediction.following(session.generated, most)
 
 
 def _allowed(draft: Draft, session: Session) -> Draft:

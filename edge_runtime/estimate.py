@@ -1,19 +1,16 @@
-"""Acceptance and cost learnt from steps, and the K they lead to. Knows no clock, no engine, no request.
+"""Acceptance and cost learnt from steps, and lengths by a rule. Knows no clock, no engine, no request.
 
 Everything is frozen state and a function from state to state. What keeps the estimates honest: a position
-counts as tried only if all before it were accepted (a fully accepted draft is censored), medians stand in for
-means, and a parked decoder pays for its probes from a fixed share of its own time.
+counts as tried only if all before it were accepted (a fully accepted draft is censored), and medians stand in for
+means.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
-
-from edge_runtime.cost import Choice, CostTable, HeadMode, best_k, price, step_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +49,7 @@ class AcceptanceEstimate:
 def observe(state: AcceptanceEstimate, drafted: int, accepted: int, weight: float = 1.0) -> AcceptanceEstimate:
     """After a step that kept ``accepted`` of ``drafted``. Raises ``ValueError`` when the two do not fit.
 
-    ``weight`` is ``KDecision.weight``: as many trials as this one stands for. A step that the end of the text
+    ``weight``: as many trials as this one stands for. A step that the end of the text
     cut short is told with its draft as far as it was judged.
     """
     if not 0 <= accepted <= drafted:
@@ -76,137 +73,6 @@ def observe(state: AcceptanceEstimate, drafted: int, accepted: int, weight: floa
     return replace(state, accepted=tuple(kept), tried=tuple(tried))
 
 
-@dataclass(frozen=True, slots=True)
-class KPolicy:
-    """Settings of the measured policy."""
-
-    park_below: float = 1.0
-    """Park when the best draft gains less than this over plain decoding."""
-    resume_above: float = 1.05
-    """Draft again when it gains more; the gap is the hysteresis."""
-    patience: float = 1.0
-    """Plain steps that doubtful drafts may be expected to lose before they park."""
-    probe_budget: float = 0.01
-    """Share of the time that probes may cost, as if none of their tokens were kept."""
-    catch_up_limit: float = 0.015
-    """Share of plain decoding above which feeding a parked draft's cache, and so probing, is not worth it."""
-    backoff: float = 2.0
-    """Growth of the wait after a probe that was rejected."""
-    longest_wait: int = 256
-    """Steps between two probes at most, unless the budget asks for more."""
-    probe_weight: float = 3.0
-    """Trials that a probe counts as: it stands for the tokens since the last, and old evidence gives way."""
-    saved_probes: float = 8.0
-    """Probes that may be saved up, to follow a promising one at once."""
-    deeper_every: int = 16
-    """Steps between two tries of one position more than the best K."""
-
-
-@dataclass(frozen=True, slots=True)
-class KState:
-    """Memory of ``choose_k`` between steps."""
-
-    parked: bool = False
-    doubt_s: float = 0.0
-    """Seconds that drafting is expected to have lost since it last looked worth it."""
-    saved_s: float = 0.0
-    """Seconds that probes may still spend."""
-    wait: int = 0
-    """Steps before the next probe."""
-    last_wait: int = 0
-    """What a rejected probe multiplies."""
-    probed_from: float | None = None
-    """Accepted count of the first position when the last probe went out; ``None`` once it was judged."""
-
-
-@dataclass(frozen=True, slots=True)
-class KDecision:
-    k: int
-    head_mode: HeadMode
-    reason: str
-    """For the status, the log and the metrics."""
-    state: KState
-    weight: float = 1.0
-    """For ``observe``."""
-
-
-def choose_k(
-    estimate: AcceptanceEstimate, table: CostTable, k_max: int, state: KState, policy: KPolicy | None = None
-) -> KDecision:
-    """The measured policy; called once before each step, with ``estimate`` up to the step before.
-
-    ``k_max`` is what the request and the budget leave. Probes stay under ``probe_budget`` of all time.
-    """
-    policy = policy or KPolicy()
-    if k_max <= 0:
-        return KDecision(0, "batched", "K=0: no room to draft", state)
-    rates = estimate.rates(k_max)
-    best = best_k(rates, table, k_max, k_min=1)
-    if state.parked:
-        state = _judge_probe(estimate, table, state, policy)
-        if best.gain > policy.resume_above:
-            state = KState(wait=policy.deeper_every)
-    elif best.gain < policy.park_below:
-        plain_s = step_seconds(0, table)
-        doubt_s = state.doubt_s + best.step_s - best.expected_tokens * plain_s
-        parked = doubt_s > policy.patience * plain_s
-        state = KState(parked=True) if parked else replace(state, doubt_s=doubt_s)
-    elif state.doubt_s > 0.0:
-        state = replace(state, doubt_s=0.0)
-    if state.parked:
-        return _parked_step(estimate, table, best, state, policy)
-    return _drafting_step(rates, table, best, k_max, state, policy)
-
-
-def _probe_extra_s(table: CostTable) -> float:
-    """What a probe of K=1 costs above a plain step."""
-    return max(0.0, step_seconds(1, table) - step_seconds(0, table))
-
-
-def _judge_probe(estimate: AcceptanceEstimate, table: CostTable, state: KState, policy: KPolicy) -> KState:
-    """After a kept probe the next may follow once it can be paid, after a rejected one the wait grows."""
-    if state.probed_from is None:
-        return state
-    if estimate.accepted and estimate.accepted[0] > state.probed_from:
-        return replace(state, probed_from=None, wait=0, last_wait=0)
-    refill = _probe_extra_s(table) / (policy.probe_budget * step_seconds(0, table))
-    wait = math.ceil(max(min(state.last_wait * policy.backoff, policy.longest_wait), refill))
-    return replace(state, probed_from=None, wait=wait, last_wait=wait)
-
-
-def _parked_step(
-    estimate: AcceptanceEstimate, table: CostTable, best: Choice, state: KState, policy: KPolicy
-) -> KDecision:
-    plain_s = step_seconds(0, table)
-    extra_s = _probe_extra_s(table)
-    why = f"K={best.k} would give {best.gain:.2f}x"
-    if table.catch_up_s > policy.catch_up_limit * plain_s:
-        share = f"{100.0 * table.catch_up_s / plain_s:.1f}%"
-        return KDecision(0, "batched", f"parked: {why}; keeping the draft warm would cost {share}", state)
-    if state.wait <= 0 and state.saved_s >= extra_s:
-        from_count = estimate.accepted[0] if estimate.accepted else 0.0
-        spent = replace(state, saved_s=state.saved_s - extra_s, probed_from=from_count)
-        return KDecision(1, "batched", f"probe: K=1, parked because {why}", spent, policy.probe_weight)
-    saved_s = min(state.saved_s + policy.probe_budget * plain_s, policy.saved_probes * extra_s)
-    state = replace(state, saved_s=saved_s, wait=max(0, state.wait - 1))
-    return KDecision(0, "batched", f"parked: {why}", state)
-
-
-def _drafting_step(
-    rates: Sequence[float], table: CostTable, best: Choice, k_max: int, state: KState, policy: KPolicy
-) -> KDecision:
-    saved_s = state.saved_s + policy.probe_budget * best.step_s
-    if best.k < k_max:
-        further = price(best.k + 1, rates, table)
-        extra_s = max(0.0, further.step_s - best.step_s)
-        if state.wait <= 0 and state.saved_s >= extra_s:
-            spent = replace(state, saved_s=state.saved_s - extra_s, wait=policy.deeper_every)
-            return KDecision(further.k, further.head_mode, f"probe: K={further.k}, best is {best.k}", spent)
-        saved_s = min(saved_s, policy.saved_probes * extra_s)
-    state = replace(state, saved_s=min(saved_s, best.step_s), wait=max(0, state.wait - 1))
-    return KDecision(best.k, best.head_mode, f"K={best.k}: expected {best.gain:.2f}x", state)
-
-
 Task = Literal["general", "chat", "summary"]
 
 
@@ -219,6 +85,41 @@ def prompt_length(prompt_tokens: int, k_max: int, task: Task = "general") -> int
     """Named policy ``prompt-length`` of the first source article: shorter drafts behind longer prompts."""
     wanted = {"general": max(20, min(80, 100 - prompt_tokens // 10)), "chat": 30, "summary": 60}
     return max(0, min(wanted[task], k_max))
+
+
+@dataclass(frozen=True, slots=True)
+class Climb:
+    """Named policy ``confidence`` of the second source article: where its K stands."""
+
+    k: int = 3
+    rising: bool = True
+    steps: int = 0
+    """Drafts at this K so far."""
+    accepted: int = 0
+    """Tokens that were kept of them."""
+    before: float = 0.0
+    """Mean accepted length at the K before."""
+
+
+_CLIMB_STEPS = 8
+"""Drafts of one K that are looked at together."""
+_CLIMB_WORTH = 0.1
+"""Tokens by which the mean accepted length has to grow for one more drafted token."""
+_HIGHEST = 10
+
+
+def climbed(state: Climb, accepted: int) -> Climb:
+    """After a draft: K grows while the mean accepted length does, and goes back where that was not so."""
+    steps, kept = state.steps + 1, state.accepted + accepted
+    if steps < _CLIMB_STEPS:
+        return replace(state, steps=steps, accepted=kept)
+    mean = kept / steps
+    gained = mean - state.before if state.rising else state.before - mean
+    rising = gained >= _CLIMB_WORTH if state.rising else gained >= _CLIMB_WORTH and state.k < _HIGHEST
+    if not state.rising and not rising:
+        # What was given up brought nothing: look for less.
+        rising = state.k <= 1
+    return Climb(max(1, min(_HIGHEST, state.k + (1 if rising else -1))), rising, before=mean)
 
 
 _WINDOW = 5

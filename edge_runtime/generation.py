@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from .decoder import Clock, Decoder, Progress
-from .session import FinishReason, Session, StepResult, Top
+from .health import Drafted, notes
+from .session import FinishReason, Session, StepResult, Top, Totals
 
 
 class Text(Protocol):
@@ -85,6 +86,34 @@ class GenerationResult:
     predicted: int = 0
     """Tokens of the client's prediction that were judged."""
     predicted_accepted: int = 0
+    drafting: Drafted = Drafted()
+    """What ``health`` judges, and the shares of time."""
+    sources: tuple[SourceFigures, ...] = ()
+    """Who drafted what, by falling number of tokens."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Where drafting missed a mark of health."""
+        return notes(self.drafting)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFigures:
+    """What one source of drafts brought."""
+
+    source: str
+    steps: int
+    drafted: int
+    accepted: int
+    draft_s: float
+
+
+def figures_of(totals: Totals) -> tuple[SourceFigures, ...]:
+    found = [
+        SourceFigures(source, one.steps, one.drafted, one.accepted, one.draft_s)
+        for source, one in totals.by_source.items()
+    ]
+    return tuple(sorted(found, key=lambda one: (-one.drafted, one.source)))
 
 
 class Generation:
@@ -186,14 +215,13 @@ class Generation:
             acceptance_rate=totals.accepted / totals.drafted if totals.drafted else None,
             acceptance_length=totals.committed / totals.steps if totals.steps else None,
             accepted_length=totals.accepted / totals.steps if totals.steps else None,
-            acceptance_by_position=tuple(
-                accepted / tried
-                for accepted, tried in zip(totals.accepted_by_position, totals.tried_by_position, strict=True)
-            ),
+            acceptance_by_position=totals.acceptance_by_position,
             mean_log_likelihood=session.log_likelihood / count if count else None,
             steps_by_drafted=tuple(totals.steps_by_drafted.get(k, 0) for k in range(largest + 1)),
             drafter=self._decoder.drafter.name,
             reason=session.repetition if session.finish_reason == "length" and session.repetition else self._reason,
             predicted=totals.predicted,
             predicted_accepted=totals.predicted_accepted,
+            drafting=totals.drafting,
+            sources=figures_of(totals),
         )

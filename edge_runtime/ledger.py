@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from .cost import CostTable, step_seconds
-from .estimate import AcceptanceEstimate, KState
+from .estimate import Climb
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,13 @@ class Ledger:
         return replace(self, balance_s=self.balance_s + plain_s - step_s, plain_s=self.plain_s + plain_s)
 
 
-def affordable_k(ledger: Ledger, table: CostTable, k_max: int) -> int:
-    """The largest K whose step, kept nothing of it, costs no more than the credit above a plain one."""
+def affordable_k(ledger: Ledger, table: CostTable, k_max: int, upfront_s: float = 0.0) -> int:
+    """The largest K whose step, kept nothing of it, costs no more than the credit above a plain one.
+
+    ``upfront_s``: what the draft costs before its first token.
+    """
     plain_step_s = step_seconds(0, table)
-    credit_s = ledger.credit_s(plain_step_s)
+    credit_s = ledger.credit_s(plain_step_s) - upfront_s
     k = 0
     while k < k_max and step_seconds(k + 1, table) - plain_step_s <= credit_s:
         k += 1
@@ -48,13 +51,4 @@ def affordable_k(ledger: Ledger, table: CostTable, k_max: int) -> int:
 class TextState:
     """What a length policy remembers of one text; a session holds it."""
 
-    acceptance: AcceptanceEstimate | None = None
-    """``None`` before the first plan: it then starts from what other texts of the same drafter showed."""
-    k_state: KState = field(default_factory=KState)
-    weight: float = 1.0
-    """Trials that the step under way stands for."""
-    ledger: Ledger = field(default_factory=Ledger)
-    reach: int | None = None
-    """Largest K that is priced; ``None``: all of them."""
-    free_k: int | None = None
-    """Largest K where drafts cost nothing to make; ``None``: they are a drafter's."""
+    climb: Climb = field(default_factory=Climb)

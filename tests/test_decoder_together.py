@@ -6,14 +6,19 @@ import random
 from collections.abc import Sequence
 
 import pytest
+from choosing import told_costs
+from test_cost import BOARD, CPU
 from test_decoder import RandomLength
 
 from edge_runtime import verification
 from edge_runtime.decoder import Decoder
+from edge_runtime.drafters.chooser import Chooser
+from edge_runtime.drafters.costs import StepCosts
 from edge_runtime.drafters.draft_model import DraftModel
-from edge_runtime.drafters.length import FixedLength, LengthPolicy, MeasuredLength
+from edge_runtime.drafters.length import FixedLength, LengthPolicy
 from edge_runtime.drafters.prompt_lookup import PromptLookup
 from edge_runtime.drafters.protocol import Drafter, NoDraft
+from edge_runtime.drafters.several import Several
 from edge_runtime.errors import EngineError
 from edge_runtime.generation import Generation, GenerationResult, Piece
 from edge_runtime.sampling import SamplingParams
@@ -62,7 +67,7 @@ def options(chance: random.Random) -> dict[str, object]:
 
 def run(
     model: FakeModel, prompt: Sequence[int], asked: dict[str, object], stops: Sequence[str], drafter: Drafter,
-    length: LengthPolicy, engine: FakeEngine, chance: random.Random | None = None,
+    length: LengthPolicy | Chooser, engine: FakeEngine, chance: random.Random | None = None,
 ) -> tuple[list[Piece], GenerationResult]:  # fmt: skip
     session = Session(engine.info, prompt, **asked)  # type: ignore[arg-type]
     decoder = Decoder(engine, drafter, length, max_head_rows=3)
@@ -110,8 +115,14 @@ def test_any_request_is_plain_decoding(case: int, monkeypatch: pytest.MonkeyPatc
         other = FakeModel(32, case, model.order, model.scale, chance.choice([1.0, 0.7, -1.0]))
         drafter = [NoDraft(), PromptLookup(2, 1), DraftModel(FakeEngine(other, max_rows=4), engine.info)][drafting]
         length = chance.choice([FixedLength(chance.randrange(6), chance.choice(["batched", 1, 2])), RandomLength()])
-        if chance.random() < 0.3:
-            length = MeasuredLength(drafter.max_k)
+        if chance.random() < 0.4:
+            free = [PromptLookup(2, 1)] if drafting < 2 else [PromptLookup()]
+            models = [drafter] if drafting == 2 else []
+            # Also one that was told nothing, and finds out.
+            costs = told_costs(chance.choice([BOARD, CPU]), {"draft_model": (0.0, 0.0)})
+            costs = costs if chance.random() < 0.7 else StepCosts()
+            length = Chooser(costs, [(one.name, 5) for one in models], 5, 15)
+            drafter = Several("auto", free, models)
         prediction = chance.choice([None, edited])
         cap = chance.choice([None, None, 0, 2])
         more = {**asked, "prediction": prediction, "max_draft_tokens": cap}

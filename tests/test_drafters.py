@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_runtime.acceptance import gumbel_pick
-from edge_runtime.cost import CostTable
 from edge_runtime.decoder import Decoder
 from edge_runtime.drafters.draft_model import DraftModel
-from edge_runtime.drafters.length import FixedLength, MeasuredLength, PromptLength
+from edge_runtime.drafters.length import ConfidenceLength, FixedLength, PromptLength
 from edge_runtime.drafters.prompt_lookup import PromptLookup
 from edge_runtime.drafters.protocol import DraftContext, NoDraft
 from edge_runtime.errors import ConfigError, VocabularyMismatch
@@ -22,7 +21,7 @@ from edge_runtime.ledger import TextState
 from edge_runtime.noise import gumbel
 from edge_runtime.sampling import SamplingParams, law_over_candidates
 from edge_runtime.session import Session
-from edge_runtime.testing import FakeEngine, FakeModel, ManualClock, decode
+from edge_runtime.testing import FakeEngine, FakeModel, decode
 
 GREEDY = SamplingParams(temperature=0.0)
 MODEL = FakeModel()
@@ -298,59 +297,14 @@ def test_named_lengths() -> None:
         FixedLength(-1)
 
 
-COST = CostTable(body_s=(0.010, 0.011, 0.012, 0.013, 0.014, 0.015), head_s=(0.001,), draft_s=0.0)
-
-
-def measured(agreement: float, draft_s: float, min_rows: int = 1) -> tuple[Session, MeasuredLength, list[str]]:
-    clock = ManualClock()
-    target = FakeEngine(MODEL, capacity=1500, clock=clock, cost=COST, min_rows=min_rows)
-    draft_cost = CostTable(body_s=(draft_s,), head_s=(0.0,), draft_s=0.0)
-    draft_engine = FakeEngine(replace(MODEL, agreement=agreement), capacity=1500, clock=clock, cost=draft_cost)
-    length = MeasuredLength(5, min_rows)
-    decoder = Decoder(target, DraftModel(draft_engine, target.info), length, clock=clock)
-    session = Session(target.info, PROMPT, GREEDY)
-    return session, length, [step.reason for step in decode(decoder, session)]
-
-
-def test_measured_length_drafts_long_where_that_pays() -> None:
-    session, length, reasons = measured(agreement=1.0, draft_s=0.001)
-    assert not length.parked
-    by_drafted = session.totals.steps_by_drafted
-    assert by_drafted[5] > 0.8 * session.totals.steps
-    assert "measuring" in reasons[1] and reasons[-20].startswith("K=5")
-    table = length.table(1000)
-    assert table is not None
-    assert table.body(1) == pytest.approx(0.010, rel=0.01) and table.body(6) == pytest.approx(0.015, rel=0.01)
-    assert table.draft_s == pytest.approx(0.001, rel=0.01)
-
-
-def test_measured_length_parks_a_draft_that_loses_and_costs_next_to_nothing() -> None:
-    session, length, reasons = measured(agreement=0.0, draft_s=0.004)
-    assert length.parked and "parked" in reasons[-2]
-    totals = session.totals
-    seconds = totals.draft_s + totals.verify_s + totals.overhead_s
-    plain_s = totals.committed * (COST.body(1) + COST.head(1))
-    # The trials at the start are paid once a process, probes and catching up all the time.
-    assert seconds < 1.03 * plain_s
-    assert totals.steps_by_drafted[0] > 0.95 * totals.steps
-
-
-def test_measured_length_without_a_drafter_is_plain_decoding() -> None:
-    target = FakeEngine(MODEL)
-    length = MeasuredLength(0)
-    session = Session(target.info, PROMPT, GREEDY)
-    decode(Decoder(target, None, length), session)
-    assert session.totals.drafted == 0
-    with pytest.raises(ValueError, match="k_max"):
-        MeasuredLength(-1)
-
-
-def test_measured_length_near_the_end_of_short_texts() -> None:
-    """Texts too short for the longest trial must not keep the policy in its trials."""
-    target = FakeEngine(MODEL)
-    length = MeasuredLength(5)
-    decoder = Decoder(target, DraftModel(FakeEngine(MODEL), target.info), length)
-    for _ in range(8):
-        decode(decoder, Session(target.info, PROMPT, GREEDY, max_tokens=4))
-    decode(decoder, Session(target.info, PROMPT, GREEDY, max_tokens=60))
-    assert length.table(10) is not None
+def test_the_confidence_policy_grows_with_what_is_kept_and_stops_where_the_draft_doubts() -> None:
+    target = FakeEngine(MODEL, capacity=512)
+    by_agreement = {}
+    for agreement in (1.0, 0.5):
+        draft = DraftModel(FakeEngine(replace(MODEL, agreement=agreement), capacity=512), target.info)
+        session = Session(target.info, PROMPT, GREEDY)
+        steps = decode(Decoder(target, draft, ConfidenceLength(stop_below=0.05)), session)
+        assert session.generated.tolist() == greedy_text(MODEL, PROMPT, len(session.generated))
+        by_agreement[agreement] = sum(step.k for step in steps[-40:]) / 40
+        assert any(step.drafted < step.k for step in steps[:-3])
+    assert by_agreement[1.0] > 5 > 3 > by_agreement[0.5]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
+from choosing import choosing
 from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_runtime.cost import CostTable, step_seconds
 from edge_runtime.decoder import Decoder
-from edge_runtime.drafters.length import MeasuredCosts, MeasuredLength
 from edge_runtime.ledger import Ledger, affordable_k
 from edge_runtime.sampling import SamplingParams
 from edge_runtime.session import Session
@@ -57,10 +57,8 @@ def test_a_primed_policy_is_never_slower_by_more_than_its_ledger(wrong_share: fl
     generator = random.Random(5)
     wrong = [place for place in range(3, 3 + tokens) if generator.random() < wrong_share]
     drafter = ScriptedDraft(plain.tokens, wrong, max_k=3)
-    length = MeasuredLength(3)
-    length.prime(MeasuredCosts(dict(enumerate(TABLE.body_s, 1)), dict(enumerate(TABLE.head_s, 1)), 0.0, 0.0))
     session = Session(target.info, [1, 2, 3], greedy, max_tokens=tokens)
-    decode(Decoder(target, drafter, length, clock=clock), session)
+    decode(choosing(target, TABLE, models=[drafter], k_max=3, clock=clock), session)
     assert session.tokens.tolist() == plain.tokens.tolist()
     spent, base = (s.totals.draft_s + s.totals.verify_s + s.totals.overhead_s for s in (session, plain))
     assert spent <= base * 1.015 + 0.5 * step_seconds(0, TABLE) + 1e-6

@@ -7,10 +7,14 @@ import pytest
 
 from edge_runtime.cost import CostTable
 from edge_runtime.decoder import Decoder
+from edge_runtime.drafters.chooser import Chooser
+from edge_runtime.drafters.costs import StepCosts
 from edge_runtime.drafters.draft_model import DraftModel
-from edge_runtime.drafters.length import FixedLength, LengthPolicy, MeasuredLength
+from edge_runtime.drafters.length import FixedLength, LengthPolicy
 from edge_runtime.drafters.prediction import Prediction
 from edge_runtime.drafters.prompt_lookup import PromptLookup
+from edge_runtime.drafters.protocol import Drafter
+from edge_runtime.drafters.several import Several
 from edge_runtime.errors import InputError
 from edge_runtime.generation import Generation
 from edge_runtime.sampling import SamplingParams
@@ -34,20 +38,30 @@ def answer(count: int, params: SamplingParams = GREEDY) -> list[int]:
 TEXT = answer(120)
 
 
+def measured() -> Chooser:
+    """Told nothing: it finds out what a step costs."""
+    return Chooser(StepCosts(), [], 5, 31)
+
+
 def run(
-    prediction: list[int], length: LengthPolicy, count: int = 120, params: SamplingParams = GREEDY, **options: int
+    prediction: list[int],
+    length: LengthPolicy | Chooser,
+    count: int = 120,
+    params: SamplingParams = GREEDY,
+    **options: int,
 ) -> tuple[Session, list[StepResult]]:
     clock = ManualClock()
     engine = FakeEngine(MODEL, capacity=256, max_rows=32, clock=clock, cost=COST)
     session = Session(engine.info, PROMPT, params, seed=7, max_tokens=count, prediction=prediction, **options)  # type: ignore[arg-type]
-    return session, decode(Decoder(engine, None, length, clock=clock), session)
+    drafter: Drafter | None = Several("none", (), ()) if isinstance(length, Chooser) else None
+    return session, decode(Decoder(engine, drafter, length, clock=clock), session)
 
 
 @pytest.mark.parametrize("policy", ["fixed", "measured"])
 @pytest.mark.parametrize("params", [GREEDY, SamplingParams(top_k=5)], ids=str)
 def test_what_was_predicted_rightly_is_accepted(policy: str, params: SamplingParams) -> None:
     wanted = answer(120, params)
-    session, steps = run(wanted, FixedLength(4) if policy == "fixed" else MeasuredLength(0), params=params)
+    session, steps = run(wanted, FixedLength(4) if policy == "fixed" else measured(), params=params)
     assert session.generated.tolist() == wanted
     totals = session.totals
     assert totals.predicted == totals.predicted_accepted == totals.accepted
@@ -62,7 +76,7 @@ def test_what_was_predicted_rightly_is_accepted(policy: str, params: SamplingPar
 @pytest.mark.parametrize("policy", ["fixed", "measured"])
 def test_it_meets_the_text_again_after_edits(policy: str) -> None:
     edited = [*TEXT[:20], 1, *TEXT[21:50], *TEXT[55:80], 2, 3, 4, *TEXT[80:]]
-    session, _ = run(edited, FixedLength(4) if policy == "fixed" else MeasuredLength(0))
+    session, _ = run(edited, FixedLength(4) if policy == "fixed" else measured())
     assert session.generated.tolist() == TEXT
     totals = session.totals
     assert totals.predicted_accepted > 60
@@ -71,7 +85,7 @@ def test_it_meets_the_text_again_after_edits(policy: str) -> None:
 
 def test_a_wrong_prediction_costs_little_and_changes_nothing() -> None:
     wrong = np.random.default_rng(1).integers(0, 64, 120).tolist()
-    session, steps = run(wrong, MeasuredLength(0))
+    session, steps = run(wrong, measured())
     assert session.generated.tolist() == TEXT
     assert session.totals.predicted_accepted < 10
     assert session.totals.predicted < 40
@@ -97,20 +111,21 @@ def test_it_goes_before_the_drafter_and_the_grammar_before_it() -> None:
 
 
 def test_the_estimates_of_the_drafter_are_its_own() -> None:
-    policy = MeasuredLength(5)
+    policy = measured()
     clock = ManualClock()
     engine = FakeEngine(MODEL, capacity=256, clock=clock, cost=COST)
-    before = policy.acceptance
-    decoder = Decoder(engine, PromptLookup(), policy, clock=clock)
+    before = policy.record("prompt_lookup", True, 2)
+    decoder = Decoder(engine, Several("lookup", [PromptLookup()], ()), policy, clock=clock)
     session = Session(engine.info, PROMPT, GREEDY, max_tokens=120, prediction=TEXT)
     decode(decoder, session)
     assert session.totals.predicted > 60
-    assert policy.acceptance == before
+    assert policy.record("prompt_lookup", True, 2) == before
+    assert policy.record("prediction", True).rates(1)[0] > 0.9
 
 
 def test_the_cap_of_the_request_holds() -> None:
     for cap in (0, 1, 3):
-        session, steps = run(TEXT, MeasuredLength(0), max_draft_tokens=cap)
+        session, steps = run(TEXT, measured(), max_draft_tokens=cap)
         assert session.generated.tolist() == TEXT
         assert max(step.drafted for step in steps) == cap
 

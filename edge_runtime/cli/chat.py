@@ -19,7 +19,7 @@ from ..decoder import Decoder, Progress
 from ..engines.protocol import Ids
 from ..errors import ConfigError, EdgeError, InputError, did_you_mean
 from ..generation import Generation
-from ..loading import LoadedBundle, length_policy, load_bundle
+from ..loading import LoadedBundle, load_bundle
 from ..sampling import SamplingParams
 from ..session import Session, common_prefix
 from ..text.chat import ChatTemplate, Conversation
@@ -28,6 +28,8 @@ from .interrupt import Interrupt, ends_at_once
 from .lines import Lines
 from .options import (
     as_text,
+    check_drafting,
+    decoder_of,
     engine_options,
     load_settings,
     sampling_options,
@@ -93,12 +95,13 @@ def _talk_with_daemon(socket: Path | None, system: str | None, given: dict[str, 
 
 
 def _talk_with_bundle(system: str | None, given: dict[str, Any]) -> None:
-    params, length = sampling_params(given), length_policy(given["k"])
+    params = sampling_params(given)
+    check_drafting(given)
     with ends_at_once():
         bundle = load_bundle(given["bundle"], load_settings(given))
     try:
         template = bundle.chat_template()
-        decoder = bundle.decoder(given["drafter"], length)
+        decoder = decoder_of(bundle, given)
         _converse(lambda: Talk(bundle, template, decoder, system, params, given), bundle.manifest.name)
     finally:
         bundle.close()

@@ -10,12 +10,14 @@ from typing import Any
 import click
 
 from ..generation import Generation, GenerationResult
-from ..loading import LoadedBundle, length_policy, load_bundle
+from ..loading import LoadedBundle, load_bundle
 from ..session import Session
 from ..text.stream import TextStream
 from .interrupt import ends_at_once
 from .options import (
     bundle_options,
+    check_drafting,
+    decoder_of,
     load_settings,
     prompt_options,
     read_prompt,
@@ -35,11 +37,12 @@ from .progress import prefill_progress
 def generate(prompt: str | None, prompt_file: Path | None, as_json: bool, **given: Any) -> None:
     """Continue a prompt; the text goes to stdout as it is made."""
     text = read_prompt(prompt, prompt_file)
-    params, stops, length = sampling_params(given), stop_strings(given), length_policy(given["k"])
+    params, stops = sampling_params(given), stop_strings(given)
+    check_drafting(given)
     with ends_at_once():
         bundle = load_bundle(given["bundle"], load_settings(given))
     try:
-        decoder = bundle.decoder(given["drafter"], length)
+        decoder = decoder_of(bundle, given)
         session = Session(
             bundle.target.info,
             bundle.tokenizer.encode(text),
@@ -89,6 +92,13 @@ def _report(bundle: LoadedBundle, result: GenerationResult) -> dict[str, Any]:
             "mean_accepted_drafts": result.accepted_length,
             "acceptance_by_position": result.acceptance_by_position,
             "steps_by_num_draft_tokens": result.steps_by_drafted,
+            "by_source": {
+                one.source: {"steps": one.steps, "drafted": one.drafted, "accepted": one.accepted}
+                for one in result.sources
+            },
+            "draft_mean_log_likelihood": result.drafting.mean_log_likelihood,
+            "time_shares": dict(zip(("draft", "verify", "host"), result.drafting.shares or (), strict=False)),
+            "notes": result.notes,
         },
         "mean_log_likelihood": result.mean_log_likelihood,
     }

@@ -5,13 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
 
+from ..decoder import Decoder
+from ..drafters.strategy import strategy_named
 from ..errors import ConfigError, InputError
-from ..loading import LoadSettings, most_draft_tokens
+from ..loading import LENGTH_POLICIES, DrafterName, LoadedBundle, LoadSettings, length_policy, most_draft_tokens
 from ..sampling import SamplingParams
+from ..session import Policy
 from ..text.stop import StopStrings
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -38,11 +41,15 @@ def engine_options(function: F) -> F:
                      help="screened: a 4-bit copy of the head finds the rows to score; full: scores all of them."),
         click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
                      help="Where the engines run."),
-        click.option("--drafter", type=click.Choice(["auto", "none", "lookup", "draft"]), default="auto",
-                     show_default=True, help="Who drafts: nobody, n-grams of the text itself, the bundle's draft "
-                     "model; auto: the draft model where there is one, otherwise lookup."),
-        click.option("--k", default="auto", metavar="N|auto|prompt-length", show_default=True,
-                     help="Draft tokens a step; auto goes by measured costs, and may be 0."),
+        click.option("--drafter", type=click.Choice(get_args(DrafterName)), default="auto",
+                     show_default=True, help="Who drafts: nobody, n-grams of the text itself, earlier texts, or a "
+                     "model of the bundle by its role; auto: whoever is expected to gain most, step by step."),
+        click.option("--k", default="auto", metavar="N|" + "|".join(LENGTH_POLICIES), show_default=True,
+                     help="Draft tokens a step; auto goes by measured costs, and may be 0. With any other, --drafter "
+                     "auto is the bundle's drafter, or lookup."),
+        click.option("--strategy", default="as-requested", metavar="NAME", show_default=True,
+                     help="How a drafter picks its tokens: as-requested, greedy, top-k[:N], top-p[:MASS], "
+                     "beam[:WIDTH]."),
         click.option("--no-verify", is_flag=True, help="Do not check the bundle's files against their sha256."),
     ]  # fmt: skip
     return _apply(function, options)
@@ -79,8 +86,10 @@ def sampling_options(function: F) -> F:
         click.option("--seed", type=click.IntRange(0), metavar="N",
                      help="The same sampled text again, whatever drafter and K (to the last near-tie with "
                      "--deterministic)."),
-        click.option("--policy", type=click.Choice(["lossless", "threshold"]), default="lossless", show_default=True,
-                     help="threshold is lossy: accepts drafts that the target gives 0.5 or more."),
+        click.option("--policy", type=click.Choice(get_args(Policy)), default="lossless", show_default=True,
+                     help="What of a draft is accepted. exact: what the target takes itself; sampled: by rejection "
+                     "sampling; lossless: the better of the two; threshold is lossy: what the target gives 0.5 or "
+                     "more."),
         click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be given several times."),
     ]  # fmt: skip
     return _apply(function, options)
@@ -97,6 +106,17 @@ def load_settings(given: dict[str, Any]) -> LoadSettings:
         max_draft_tokens=most_draft_tokens(given["k"]),
         verify_hashes=not given["no_verify"],
     )
+
+
+def check_drafting(given: dict[str, Any]) -> None:
+    """Before anything is loaded. Raises ``ConfigError``."""
+    length_policy(given["k"])
+    strategy_named(given["strategy"])
+
+
+def decoder_of(bundle: LoadedBundle, given: dict[str, Any]) -> Decoder:
+    """Raises ``ConfigError``."""
+    return bundle.decoder(given["drafter"], length_policy(given["k"]), strategy=strategy_named(given["strategy"]))
 
 
 def sampling_params(given: dict[str, Any]) -> SamplingParams:

@@ -32,9 +32,11 @@ def daemon_at(socket: Path | None) -> Iterator[Client]:
 def asked(given: dict[str, Any]) -> CompletionOptions:
     """The sampling options of the command line as fields of a request. Raises ``InputError``."""
     sampling_params(given)  # wrong ones are told now, by the same words as elsewhere
-    if given["policy"] != "lossless":
+    if given["policy"] == "threshold":
         raise ConfigError("--policy threshold needs --bundle: a daemon is always lossless")
     options: CompletionOptions = {"temperature": given["temperature"]}
+    if given["policy"] != "lossless":
+        options["speculative"] = {"acceptance": given["policy"]}
     if given["max_tokens"] is not None:
         options["max_tokens"] = given["max_tokens"]
     if given["top_k"]:

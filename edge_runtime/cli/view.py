@@ -61,6 +61,11 @@ def _rows(status: Status, width: int) -> Iterator[Text]:
     )
     if speculation.reason:
         yield _row("", speculation.reason)
+    for source in speculation.sources:
+        rate = _percent(source.accepted_tokens / source.draft_tokens if source.draft_tokens else None)
+        yield _row(f"  {source.source}", f"{source.draft_tokens} drafted, {rate} kept")
+    for note in speculation.notes:
+        yield _row("", note)
     if speculation.acceptance_by_position:
         yield _row("accepted", "by position in the draft")
     for place, rate in enumerate(speculation.acceptance_by_position, 1):

@@ -25,7 +25,7 @@ class Options(TypedDict, total=False):
     response_format: Mapping[str, Any]
     prediction: Mapping[str, Any]
     speculative: Mapping[str, Any]
-    """``{"enabled": bool, "max_draft_tokens": int}``"""
+    """``{"enabled": bool, "max_draft_tokens": int, "acceptance": "lossless" | "exact" | "sampled"}``"""
     priority: int
     repeat_limit: int
     """-2 to 2; lower ones are served first."""

@@ -94,6 +94,10 @@ class Timings:
     draft_n: int | None = None
     """Tokens that were drafted."""
     draft_n_accepted: int | None = None
+    draft_by_source: dict[str, dict[str, int]] | None = None
+    """Who drafted: source -> ``drafted`` and ``accepted`` tokens."""
+    notes: tuple[str, ...] = ()
+    """Where drafting missed a mark of health."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from edge_runtime.engines.protocol import Engine, EngineInfo
+import numpy as np
+
+from edge_runtime.engines.protocol import Engine, EngineInfo, HeadOutput, HeadRequest, StepInput
 from edge_runtime.errors import VocabularyMismatch
 
 from .chain import Chain
 from .draft_cache import DraftCache
 from .protocol import NO_TOKENS, DraftContext, DraftProposal
-from .strategy import AsRequested, Strategy
+from .strategy import AsRequested, Beam, Expand, Strategy
 
 _JOINED = 2
 """Tokens that the first forward of a draft takes along: what a step of full acceptance leaves behind."""
@@ -40,17 +42,45 @@ class DraftModel:
         most = min(k, self.max_k, room)
         if refusal or most < 1:
             return DraftProposal(NO_TOKENS, None, self.name, refusal)
+        note = nearly_full(self._engine.info) if room < k else ""
+        if isinstance(self._strategy, Beam):
+            best, *_ = self._strategy.search(self._expanding(context), min(most, self._engine.info.max_rows))
+            return DraftProposal(np.array(best.tokens, np.int64), None, self.name, note, best.probabilities)
         chain = Chain(self._strategy, context, most)
         output = cache.catch_up(context, context.params.inverse_temperature)
         while chain.choose(output.head):
             output = cache.extend(context.slot, chain.last, chain.request(0))
-        return chain.proposal(self.name, nearly_full(self._engine.info) if room < k else "")
+        return chain.proposal(self.name, note)
+
+    def _expanding(self, context: DraftContext) -> Expand:
+        """Looks ahead behind what the cache holds, and leaves nothing there that it would take for the text's."""
+        inverse_temperature = context.params.inverse_temperature
+        first = self._cache.catch_up(context, inverse_temperature).head
+        assert first is not None  # it was asked for
+        begin = _falling(first, inverse_temperature)
+        place = self._cache.kv_len(context.slot)
+
+        def expand(tokens: tuple[int, ...]) -> tuple[list[int], list[float]]:
+            if not tokens:
+                return begin
+            request = HeadRequest(len(tokens) - 1, len(tokens), inverse_temperature)
+            step = StepInput(context.slot, np.array(tokens, np.int64), place, request)
+            head = self._engine.forward(step).head
+            assert head is not None  # it was asked for
+            return _falling(head, inverse_temperature)
+
+        return expand
 
     def observe(self, slot: int, accepted: int) -> None:
         pass  # the next context tells
 
     def reset(self, slot: int) -> None:
         self._cache.reset(slot)
+
+
+def _falling(head: HeadOutput, inverse_temperature: float) -> tuple[list[int], list[float]]:
+    logprobs = head.candidate_logits[0].astype(np.float64) * inverse_temperature - float(head.logsumexp[0])
+    return head.candidate_ids[0].tolist(), logprobs.tolist()
 
 
 def nearly_full(draft: EngineInfo) -> str:

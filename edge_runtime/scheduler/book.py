@@ -250,9 +250,9 @@ class Book:
             slots=self._current.slots.status(now_s),
             speculation=tally.speculation(),
             speed=tally.speed(now_s),
-            steps=tally.steps,
-            tried_by_position=tuple(tally.tried_by_position),
-            accepted_by_position=tuple(tally.accepted_by_position),
+            steps=tally.totals.steps,
+            tried_by_position=tuple(tally.totals.tried_by_position),
+            accepted_by_position=tuple(tally.totals.accepted_by_position),
             beat_s=beat_s,
             idle=idle,
         )

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from ..session import StepResult
-from ..status import SpeculationStatus, SpeedStatus
+from ..generation import figures_of
+from ..health import notes
+from ..session import StepResult, Totals
+from ..status import SourceStatus, SpeculationStatus, SpeedStatus
 
 _LATENCIES = 256
 _STEPS = 64
@@ -31,16 +33,10 @@ class Tally:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
-    steps: int = 0
-    committed: int = 0
-    """By ``steps``."""
     drafts: int = 0
     """Steps that drafted."""
-    drafted: int = 0
-    accepted: int = 0
-    tried_by_position: list[int] = field(default_factory=list)
-    """As many places as the longest draft has."""
-    accepted_by_position: list[int] = field(default_factory=list)
+    totals: Totals = field(default_factory=Totals)
+    """Of the steps of decoding; as many places and sources as there are."""
     reason: str = ""
     """Of the last step's K."""
     _k: deque[float] = field(default_factory=lambda: _samples(_STEPS))
@@ -63,18 +59,8 @@ class Tally:
 
     def step(self, result: StepResult) -> None:
         """A step of decoding, which a prefill's is not."""
-        self.steps += 1
-        self.committed += len(result.tokens)
+        self.totals.add(result)
         self.drafts += result.drafted > 0
-        self.drafted += result.drafted
-        self.accepted += result.accepted
-        tried = min(result.accepted + 1, result.drafted)
-        missing = [0] * (tried - len(self.tried_by_position))
-        self.tried_by_position += missing
-        self.accepted_by_position += missing
-        for place in range(tried):
-            self.tried_by_position[place] += 1
-            self.accepted_by_position[place] += place < result.accepted
         if result.finish_reason is None or not self.reason:
             self.reason = result.reason  # the last step of a text has no room to draft, and says just that
         self._k.append(result.drafted)
@@ -88,19 +74,26 @@ class Tally:
         self._tpot_s.append(tpot_s)
 
     def speculation(self) -> SpeculationStatus:
+        totals, seen = self.totals, self.totals.drafting
+        draft_share, verify_share, host_share = seen.shares or (None, None, None)
         return SpeculationStatus(
             running=any(self._k),
             reason=self.reason,
             num_draft_tokens=sum(self._k) / len(self._k) if self._k else 0.0,
             drafts=self.drafts,
-            draft_tokens=self.drafted,
-            accepted_tokens=self.accepted,
-            acceptance_rate=self.accepted / self.drafted if self.drafted else None,
-            acceptance_length=self.committed / self.steps if self.steps else None,
-            acceptance_by_position=tuple(
-                accepted / tried
-                for accepted, tried in zip(self.accepted_by_position, self.tried_by_position, strict=True)
+            draft_tokens=totals.drafted,
+            accepted_tokens=totals.accepted,
+            acceptance_rate=seen.acceptance_rate,
+            acceptance_length=totals.committed / totals.steps if totals.steps else None,
+            acceptance_by_position=totals.acceptance_by_position,
+            draft_mean_log_likelihood=seen.mean_log_likelihood,
+            draft_share=draft_share,
+            verify_share=verify_share,
+            host_share=host_share,
+            sources=tuple(
+                SourceStatus(one.source, one.steps, one.drafted, one.accepted) for one in figures_of(totals)
             ),
+            notes=notes(seen),
         )
 
     def speed(self, now_s: float) -> SpeedStatus:

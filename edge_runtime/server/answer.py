@@ -89,7 +89,18 @@ def timings(answers: Sequence[Answer]) -> dict[str, Any]:
         "queued_ms": _ms(max(queued)) if queued else None,
         "draft_n": sum(result.drafted for result in results),
         "draft_n_accepted": sum(result.accepted for result in results),
+        "draft_by_source": _by_source(results),
+        "notes": list(dict.fromkeys(note for result in results for note in result.notes)),
     }
+
+
+def _by_source(results: Sequence[GenerationResult]) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for one in (figures for result in results for figures in result.sources):
+        counts = found.setdefault(one.source, {"drafted": 0, "accepted": 0})
+        counts["drafted"] += one.drafted
+        counts["accepted"] += one.accepted
+    return found
 
 
 def _ms(seconds: float) -> float:

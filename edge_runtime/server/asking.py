@@ -12,6 +12,7 @@ from ..engines.protocol import Ids
 from ..errors import InputError, PromptTooLong
 from ..sampling import SamplingParams
 from ..scheduler.request import Request
+from ..session import Policy
 from ..shaping import ShapingParams
 from ..text.grammar import Grammar
 from .problems import Refusal
@@ -79,6 +80,7 @@ def requests_of(
         top_logprobs=top_logprobs,
         prediction=_prediction(asked, model),
         max_draft_tokens=_max_draft_tokens(asked),
+        policy=_policy(asked),
         repeat_limit=asked.repeat_limit,
         client=asker.client,
         priority=asked.priority or 0,
@@ -132,6 +134,10 @@ def _prediction(asked: Common, model: Model) -> Ids | None:
     text = text_of(asked.prediction.content)[: model.context * model.tokenizer.longest_piece()]
     ids = model.tokenizer.encode(text, bos=False)
     return np.asarray(ids[: model.context], np.int64) if ids else None
+
+
+def _policy(asked: Common) -> Policy:
+    return "lossless" if asked.speculative is None else asked.speculative.acceptance or "lossless"
 
 
 def _max_draft_tokens(asked: Common) -> int | None:

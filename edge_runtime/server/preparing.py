@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..config import Config, EngineConfig, LimitsConfig
+from ..drafters.strategy import strategy_named
 from ..generation import Generation
 from ..loading import LoadedBundle, LoadSettings, length_policy, load_bundle, most_draft_tokens
 from ..resident import give_back
@@ -23,6 +24,7 @@ def settings_of(engine: EngineConfig) -> LoadSettings:
     """Raises ``ConfigError``."""
     k = str(engine.k)
     length_policy(k)
+    strategy_named(engine.strategy)
     return LoadSettings(
         context=engine.context,
         slots=engine.sessions,
@@ -32,6 +34,8 @@ def settings_of(engine: EngineConfig) -> LoadSettings:
         head=engine.head,
         device=engine.device,
         drafter=engine.drafter,
+        suffix_tokens=engine.suffix_tokens,
+        suffix_shared=engine.suffix_shared,
         max_draft_tokens=most_draft_tokens(k),
         verify_hashes=engine.verify_hashes,
     )
@@ -51,7 +55,9 @@ def prepare(config: Config) -> Model:
     """Load, measure costs, make a first text. Takes seconds to minutes. Raises ``EdgeError``; nothing is then left."""
     loaded = load_bundle(Path(config.bundle), settings_of(config.engine))
     try:
-        decoder = loaded.decoder(config.engine.drafter, length_policy(str(config.engine.k)))
+        engine = config.engine
+        strategy = strategy_named(engine.strategy)
+        decoder = loaded.decoder(engine.drafter, length_policy(str(engine.k)), strategy=strategy)
         served = Served(
             name=loaded.manifest.name,
             decoder=decoder,

@@ -42,6 +42,7 @@ class Speculative(Strict, frozen=True):
 
     enabled: bool | None = None
     max_draft_tokens: Annotated[int, Meta(ge=0, le=1 << 16)] | None = None
+    acceptance: Literal["lossless", "exact", "sampled"] | None = None
 
 
 class ContentPart(Strict, frozen=True):

@@ -1,0 +1,305 @@
+"""Who drafts a step: the thin state around ``choice.decide``. Knows names of drafters, and what they find; no engine.
+
+Drafters that cost nothing to ask are asked first. Whether they found anything, and on how much evidence, is what their
+estimates are kept by; what others would say is known only once they were paid for it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from edge_runtime.calibration import Calibration, calibrated
+from edge_runtime.choice import (
+    Candidate,
+    KPolicy,
+    SourceDecision,
+    SourceMemory,
+    SourceState,
+    TextMemory,
+    decide,
+    judged,
+)
+from edge_runtime.choice import refill_steps as steps_of_a_probe
+from edge_runtime.cost import CostTable, best_k, step_seconds, stop_below
+from edge_runtime.estimate import AcceptanceEstimate, observe
+
+from ..session import GRAMMAR, PREDICTION, StepResult
+from .costs import StepCosts
+from .length import LengthPlan
+
+_CLASSES = (2, 3, 4, 8, 16)
+"""Least agreeing tokens of each class of evidence."""
+_PRIORS = (0.3, 0.4, 0.5, 0.6, 0.75, 0.85)
+"""Acceptance that is assumed before anything was seen, without evidence and by its class."""
+_PRIOR, _PREDICTED = 0.6, 0.8
+"""The same of drafters that find nothing but think, and of a client's prediction."""
+_SAMPLED = 0.8
+"""Share of it where the target draws."""
+_SEEDED = 3.0
+"""Trials that what other texts showed counts as in a new one."""
+_KNOWN = 8.0
+"""Trials from which on a source that lost elsewhere starts parked."""
+_FIRST_REACH = 4
+"""Largest K of a prediction before it has shown anything; it doubles with what was kept."""
+_TYPICAL = 64.0
+"""Tokens of an answer, before any was seen."""
+_SILENCE = 16
+"""Steps for which a drafter that had nothing to say is left alone."""
+_TRIALS = 2
+"""Steps of each row count that are measured where no warm-up did; the first of them may set things up."""
+_SLOW = 0.1
+"""Weight of a new sample of what changes slowly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A draft that cost nothing to make."""
+
+    source: str
+    count: int
+    """Tokens, at least 1."""
+    evidence: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What is known of a step before it is planned."""
+
+    room: int
+    """Largest K that request and context leave."""
+    length: int
+    """Tokens of the text so far."""
+    kv_len: int
+    left: int
+    """Tokens that the text may still get."""
+    greedy: bool
+
+
+class Chooser:
+    """Among ``models``, which are paid for a draft, and whatever is offered for nothing."""
+
+    name = "measured"
+
+    def __init__(
+        self,
+        costs: StepCosts,
+        models: Sequence[tuple[str, int]],
+        k_max: int,
+        free_k: int,
+        policy: KPolicy | None = None,
+    ) -> None:
+        """``models``: name and largest K of each. ``k_max``: where the reach of an offer starts, ``free_k``: where it
+        ends. Where ``costs`` know nothing yet, the first offers are tried out, and models wait for a price."""
+        self.costs = costs
+        self._models, self._k_max, self._free_k = tuple(models), k_max, free_k
+        self._policy = policy or KPolicy()
+        self._records: dict[str, AcceptanceEstimate] = {}
+        """By key, over all texts."""
+        self._calibrations: dict[str, Calibration] = {}
+        self._going: dict[str, tuple[float, ...]] = {}
+        """By key: see ``cost.price``."""
+        self._typical = _TYPICAL
+        # The longest first: what its step costs bounds the rest.
+        self._trials = [] if costs.known else [k_max, 1] * _TRIALS
+
+    @property
+    def free_k(self) -> int:
+        """Most tokens of an offer that are of any use."""
+        return self._free_k
+
+    def calibration(self, key: str) -> Calibration:
+        """Of the key that a plan names."""
+        return self._calibrations.get(key, Calibration())
+
+    def record(self, source: str, greedy: bool, evidence: int | None = None) -> AcceptanceEstimate:
+        """What texts so far showed of a source."""
+        key = _key(source, evidence, greedy)
+        return self._records.get(key) or _first(source, evidence, greedy)
+
+    def choose(self, ask: Ask, offers: Sequence[Offer], memory: TextMemory) -> LengthPlan:
+        """For the next step; ``memory`` is the text's, and is written to."""
+        table = self.costs.table(ask.kv_len)
+        if table is None:
+            return LengthPlan(0, "batched", "K=0: nothing was measured yet")
+        if ask.room < 1:
+            return LengthPlan(0, "batched", "K=0: no room to draft")
+        if self._trials and offers:
+            k = max(1, min(self._trials.pop(0), offers[0].count, ask.room))
+            return LengthPlan(k, "batched", f"K={k}: measuring what a step costs", source=offers[0].source)
+        candidates = [self._offered(ask, offer, memory) for offer in offers]
+        candidates += [
+            self._model(ask, name, most, memory)
+            for name, most in self._models
+            if most and not self._trials and not self._silent(name, ask.greedy, memory)
+        ]
+        decision = decide(candidates, ask.room, table, memory.choice, memory.ledger, self._policy)
+        memory.choice = decision.text
+        for key, state in decision.states.items():
+            memory.sources[key].state = state
+        if not decision.k:
+            return LengthPlan(0, "batched", decision.reason)
+        return self._plan(decision, next(one for one in candidates if one.key == decision.key), ask, memory)
+
+    def observe(
+        self, plan: LengthPlan, result: StepResult, kv_len: int, memory: TextMemory, confidences: Sequence[float] = ()
+    ) -> None:
+        """After the step of ``plan``, with ``kv_len`` as it was planned with."""
+        model = plan.source if plan.source in dict(self._models) else ""
+        self.costs.observe(result, kv_len, model)
+        memory.committed += len(result.tokens)
+        if result.finish_reason is not None:
+            self._typical += _SLOW * (memory.committed - self._typical)
+        if result.source == GRAMMAR:
+            # What a grammar forces says nothing of what may be guessed, and pays for no guesses.
+            return
+        if plan.key:
+            self._observe_source(plan, result, memory, confidences)
+        table = self.costs.table(kv_len, model)
+        if table is not None:
+            # Both sides by the table: what counts is the choice, not what else the machine did meanwhile.
+            kept = [1.0] * result.accepted + [0.0] * result.drafted
+            step_s = step_seconds(result.drafted, table, result.head_mode, kept)
+            step_s += max(0, result.caught_up - memory.granted) * table.catch_up_s
+            memory.ledger = memory.ledger.after(len(result.tokens), step_s, step_seconds(0, table))
+        memory.granted = 0 if result.caught_up else memory.granted
+
+    # Candidates
+
+    def _offered(self, ask: Ask, offer: Offer, memory: TextMemory) -> Candidate:
+        evidence = None if offer.source == PREDICTION else offer.evidence
+        key = _key(offer.source, evidence, ask.greedy)
+        table = self.costs.table(ask.kv_len)
+        assert table is not None  # asked for before
+        first = _FIRST_REACH if offer.source == PREDICTION else self._k_max
+        kept = self._remembered(key, memory, table, min(first, self._free_k), offer.source, evidence, ask.greedy)
+        return self._candidate(key, offer.source, kept, table, min(kept.reach, offer.count))
+
+    def _model(self, ask: Ask, name: str, most: int, memory: TextMemory) -> Candidate:
+        key = _key(name, None, ask.greedy)
+        table = self.costs.table(ask.kv_len, name)
+        assert table is not None  # asked for before
+        kept = self._remembered(key, memory, table, most, name, None, ask.greedy)
+        one = self._candidate(key, name, kept, table, most)
+        fed = memory.fed.get(name, 0)
+        missing = max(0, ask.length - fed - 2)
+        if not missing or not table.catch_up_s:
+            return one
+        upfront_s = missing * table.catch_up_s
+        # The whole prompt is no guess's price but an entry fee: due where the answer is expected to win it back.
+        won_s = min(float(ask.left), self._typical) * step_seconds(0, table) * max(0.0, 1.0 - 1.0 / one.best.gain)
+        granted = fed == 0 and upfront_s <= won_s
+        return replace(one, upfront_s=upfront_s, charged_s=0.0 if granted else upfront_s)
+
+    def _silent(self, name: str, greedy: bool, memory: TextMemory) -> bool:
+        kept = memory.sources.get(_key(name, None, greedy))
+        return kept is not None and memory.choice.step < kept.silent_until
+
+    def _candidate(self, key: str, source: str, kept: SourceMemory, table: CostTable, most: int) -> Candidate:
+        going = self._going.get(key, ())
+        # By identity: all of them are replaced, never changed.
+        priced = (id(table), id(kept.estimate), id(going), most)
+        if kept.best is None or kept.priced != priced:
+            # Between two tables the best K does not move far.
+            near = most if kept.best is None or kept.priced[0] != priced[0] else min(most, 2 * kept.best.k + 1)
+            kept.best = best_k(kept.estimate.rates(near), table, near, k_min=1, going=going)
+            kept.priced, kept.made_from = priced, (kept.estimate, table, going)
+        return Candidate(key, source, kept.estimate, table, most, kept.best, kept.state, going=going)
+
+    def _remembered(
+        self,
+        key: str,
+        memory: TextMemory,
+        table: CostTable,
+        reach: int,
+        source: str,
+        evidence: int | None,
+        greedy: bool,
+    ) -> SourceMemory:
+        """A source that a text has not met yet starts from what other texts showed of it."""
+        kept = memory.sources.get(key)
+        if kept is None:
+            record = self.record(source, greedy, evidence)
+            rates = record.rates(len(record.tried))
+            weights = [min(tried, _SEEDED) for tried in record.tried]
+            estimate = AcceptanceEstimate(
+                tuple(rate * weight for rate, weight in zip(rates, weights, strict=True)),
+                tuple(weights),
+                prior_mean=rates[0] if rates else record.prior_mean,
+            )
+            kept = memory.sources[key] = SourceMemory(estimate, reach)
+            if record.tried and record.tried[0] >= _KNOWN:
+                best = self._candidate(key, source, kept, table, reach).best
+                kept.state = SourceState(parked=best.gain < self._policy.park_below)
+        return kept
+
+    def _plan(self, decision: SourceDecision, one: Candidate, ask: Ask, memory: TextMemory) -> LengthPlan:
+        threshold = 0.0
+        if one.source in dict(self._models):
+            if one.upfront_s and not one.charged_s:
+                memory.granted = ask.length
+            memory.fed[one.source] = ask.length
+            worth = max(decision.tokens_per_s, 1.0 / step_seconds(0, one.table))
+            threshold = stop_below(decision.k, one.estimate.rates(1)[0], one.table, worth)
+        return LengthPlan(
+            decision.k, decision.head_mode, decision.reason, threshold, decision.source, decision.key, decision.weight
+        )
+
+    # What a step showed
+
+    def _observe_source(
+        self, plan: LengthPlan, result: StepResult, memory: TextMemory, confidences: Sequence[float]
+    ) -> None:
+        kept = memory.sources[plan.key]
+        step = memory.choice.step
+        if not result.drafted:
+            kept.silent_until = step + _SILENCE
+            kept.state = replace(kept.state, probing=False)
+            return
+        asked = result.drafted
+        if plan.stop_below > 0.0 and result.kind != "ended" and result.drafted < plan.k:
+            # One that stopped by itself gave up what lies behind.
+            asked = plan.k
+        kept.estimate = observe(kept.estimate, asked, result.accepted, plan.weight)
+        record = self._records.get(plan.key) or _blank(kept.estimate)
+        self._records[plan.key] = observe(record, asked, result.accepted)
+        if kept.state.probing:
+            table = self.costs.table(0)
+            wait = 0.0 if table is None else steps_of_a_probe(table, self._policy)
+            kept.state = judged(kept.state, result.accepted > 0, step, wait, self._policy)
+        if plan.source in dict(self._models):
+            memory.fed[plan.source] += result.accepted
+            if plan.stop_below > 0.0:
+                self._went(plan.key, plan.k, result.drafted)
+            if confidences:
+                state = self.calibration(plan.key)
+                self._calibrations[plan.key] = calibrated(state, confidences[: result.tried], result.accepted)
+        elif result.accepted == result.drafted:
+            kept.reach = min(max(kept.reach, 2 * result.drafted), self._free_k)
+
+    def _went(self, key: str, k: int, drafted: int) -> None:
+        going = list(self._going.get(key, ()))
+        going += [going[-1] if going else 1.0] * (k - len(going))
+        for place in range(1, k):
+            going[place] += _SLOW * ((drafted > place) - going[place])
+        # A draft that goes on has gone on before.
+        for place in range(1, len(going)):
+            going[place] = min(going[place], going[place - 1])
+        self._going[key] = tuple(going)
+
+
+def _key(source: str, evidence: int | None, greedy: bool) -> str:
+    found = "" if evidence is None else f"/{bisect_right(_CLASSES, evidence)}"
+    return f"{source}{found}" if greedy else f"{source}{found} sampled"
+
+
+def _first(source: str, evidence: int | None, greedy: bool) -> AcceptanceEstimate:
+    prior = _PREDICTED if source == PREDICTION else _PRIOR
+    if evidence is not None:
+        prior = _PRIORS[bisect_right(_CLASSES, evidence)]
+    return AcceptanceEstimate(prior_mean=prior if greedy else prior * _SAMPLED, keep=0.99, fade=0.999)
+
+
+def _blank(estimate: AcceptanceEstimate) -> AcceptanceEstimate:
+    return AcceptanceEstimate(prior_mean=estimate.prior_mean, keep=0.99, fade=0.999)
