@@ -8,7 +8,17 @@ import pytest
 from edge_runtime.cost import CostTable
 from edge_runtime.engines.protocol import Engine, Floats, HeadOutput, HeadRequest, StepInput
 from edge_runtime.errors import EngineError
-from edge_runtime.testing import FakeEngine, FakeModel, ManualClock, ScriptedDraft
+from edge_runtime.testing import (
+    FakeAssistant,
+    FakeEngine,
+    FakeHeads,
+    FakeModel,
+    FakeMultiToken,
+    FakeSelfDraft,
+    ManualClock,
+    ScriptedDraft,
+)
+from edge_runtime.testing.model import digest_of, rows_of
 
 MODEL = FakeModel()
 IDS = np.arange(64)
@@ -159,6 +169,75 @@ def test_a_copied_prefix_is_the_same_cache_and_then_its_own() -> None:
     engine.copy_prefix(0, 1, 4)
     forward(engine, tokens[5:], 5, slot=1)
     assert not np.array_equal(rows(engine, 3), wanted[5:])
+
+
+def test_hidden_rows_hold_what_the_model_knows_and_come_with_a_prefix() -> None:
+    tokens = [3, 1, 4, 1, 5, 9]
+    engine = FakeEngine(MODEL, slots=2, keeps_hidden=True)
+    output = engine.forward(StepInput(0, np.array(tokens), 0, None))
+    wanted = [MODEL.digest(np.array(tokens[: place + 1])) for place in range(6)]
+    assert [digest_of(row) for row in output.hidden] == wanted
+    assert [digest_of(row) for row in engine.hidden_rows(0)[:6]] == wanted
+    engine.forward(StepInput(0, np.array([8, 8]), 4, None))
+    assert [digest_of(row) for row in engine.hidden_rows(0)[:4]] == wanted[:4]
+    engine.copy_prefix(0, 1, 4)
+    assert [digest_of(row) for row in engine.hidden_rows(1)[:5]] == [*wanted[:4], 0]
+    for digest in (0, 1, 2**52 - 1, 2**52 + 5, 123456789012345):
+        assert digest_of(rows_of([digest])[0]) == digest
+    with pytest.raises(ValueError, match="keeps no hidden rows"):
+        FakeEngine(MODEL).hidden_rows(0)
+
+
+def test_engines_that_read_hidden_rows_notice_what_does_not_follow() -> None:
+    tokens = [3, 1, 4, 1, 5, 9]
+    true = rows_of([MODEL.digest(np.array(tokens[: place + 1])) for place in range(6)])
+
+    def best(engine: FakeEngine, first: int, last: int, hidden: Floats, place: int) -> int:
+        """What it says behind ``tokens[last]``, fed with those from ``first`` on."""
+        fed = np.array(tokens[first : last + 1])
+        head = engine.forward(StepInput(0, fed, place, HeadRequest(len(fed) - 1, len(fed)), hidden)).head
+        assert head is not None
+        return int(head.argmax[0])
+
+    wanted = [int(MODEL.logits(MODEL.digest(np.array(tokens[: place + 1])), IDS).argmax()) for place in range(6)]
+    whole = FakeMultiToken(MODEL)
+    assert best(whole, 1, 3, true[:3], 0) == wanted[3]
+    assert best(whole, 4, 5, true[3:5], 3) == wanted[5]
+    assert best(FakeMultiToken(MODEL), 1, 3, true[1:4], 0) != wanted[3], "rows that are one ahead"
+    hole = FakeMultiToken(MODEL)
+    assert best(hole, 1, 3, true[:3], 0) == wanted[3]
+    assert best(hole, 5, 5, true[4:5], 4) != wanted[5], "an entry is missing"
+    guessing = FakeMultiToken(MODEL)
+    output = guessing.forward(StepInput(0, np.array(tokens[1:4]), 0, None, true[:3]))
+    assert output.feed is not None
+    assert best(guessing, 4, 4, output.feed[-1:], 3) == wanted[4], "it may go on with its own word"
+    assert best(guessing, 5, 5, true[4:5], 4) != wanted[5], "and a true row may not stand behind that"
+    assert best(guessing, 4, 5, true[3:5], 3) == wanted[5]
+    target = FakeEngine(MODEL)
+    target.forward(StepInput(0, np.array(tokens), 0, None))
+    assert best(FakeAssistant(target), 5, 5, true[4:5], 4) == wanted[5]
+    assert best(FakeAssistant(target), 5, 5, true[4:5], 3) != wanted[5], "another place"
+    with pytest.raises(ValueError, match="one token at a time"):
+        best(FakeAssistant(target), 4, 5, true[3:5], 3)
+    for kind in (FakeMultiToken, FakeHeads):
+        with pytest.raises(ValueError, match="last tokens alone"):
+            kind(FakeModel(order=2))
+        with pytest.raises(ValueError, match="hidden rows of shape None"):
+            kind(MODEL).forward(StepInput(0, np.array([1]), 0, None))
+    with pytest.raises(ValueError, match="hidden rows of shape"):
+        target.forward(StepInput(0, np.array([1]), 0, None, true[:1]))
+
+
+def test_deep_layers_know_nothing_of_what_a_self_draft_wrote() -> None:
+    target = FakeEngine(MODEL)
+    shallow = FakeSelfDraft(target)
+    target.forward(StepInput(0, np.array([3, 1, 4]), 0, None))
+    wanted = MODEL.logits(MODEL.digest(np.array([3, 1, 4, 1])), IDS)
+    assert forward(shallow, [1], 3).argmax[0] == wanted.argmax()
+    forward(target, [5], 4)
+    assert not np.array_equal(target.logits(0), MODEL.logits(MODEL.digest(np.array([3, 1, 4, 1, 5])), IDS))
+    forward(target, [1, 5], 3, first=1)
+    assert np.array_equal(target.logits(0), MODEL.logits(MODEL.digest(np.array([3, 1, 4, 1, 5])), IDS))
 
 
 @pytest.mark.parametrize(("source", "target", "count"), [(0, 2, 1), (2, 0, 1), (-1, 0, 1), (0, 1, -1), (0, 1, 17)])
