@@ -7,8 +7,6 @@ means.
 
 from __future__ import annotations
 
-import math
-import statistics
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -120,59 +118,3 @@ def climbed(state: Climb, accepted: int) -> Climb:
         # What was given up brought nothing: look for less.
         rising = state.k <= 1
     return Climb(max(1, min(_HIGHEST, state.k + (1 if rising else -1))), rising, before=mean)
-
-
-_WINDOW = 5
-_OUTLIER = 3.0
-
-
-@dataclass(frozen=True, slots=True)
-class RowCost:
-    """Seconds at one row count."""
-
-    level_s: float
-    recent_s: tuple[float, ...]
-    """[<= 5] latest samples that counted."""
-    strays_s: tuple[float, ...] = ()
-    """[< 5] outliers since the last sample that counted; as many in a row are a new level, not noise."""
-
-
-@dataclass(frozen=True, slots=True)
-class CostEstimate:
-    """An exponentially weighted level of medians of five, per row count, for one part of a step."""
-
-    by_rows: tuple[RowCost | None, ...] = ()
-    """[rows seen] for 1, 2, ... rows; ``None`` where nothing was measured."""
-    weight: float = 0.2
-    """Of a new median."""
-
-    def measured(self) -> dict[int, float]:
-        """Rows -> seconds, for ``cost.dense_by_rows``."""
-        return {rows: cost.level_s for rows, cost in enumerate(self.by_rows, start=1) if cost is not None}
-
-
-def observe_cost(state: CostEstimate, rows: int, seconds: float) -> CostEstimate:
-    """After a forward, a head call or a draft of ``rows`` that took ``seconds``. Raises ``ValueError``.
-
-    A sample above three times the level is dropped; five such in a row (a clock that fell) become the level.
-    """
-    if rows < 1 or not (math.isfinite(seconds) and seconds > 0.0):
-        raise ValueError(f"a cost needs rows >= 1 and seconds > 0, not {rows} and {seconds}")
-    by_rows = list(state.by_rows)
-    by_rows += [None] * (rows - len(by_rows))
-    by_rows[rows - 1] = _updated(by_rows[rows - 1], seconds, state.weight)
-    return replace(state, by_rows=tuple(by_rows))
-
-
-def _updated(cost: RowCost | None, seconds: float, weight: float) -> RowCost:
-    if cost is None:
-        return RowCost(seconds, (seconds,))
-    if seconds > _OUTLIER * cost.level_s:
-        strays = (*cost.strays_s, seconds)
-        if len(strays) < _WINDOW:
-            return replace(cost, strays_s=strays)
-        return RowCost(statistics.median(strays), strays)
-    recent = (*cost.recent_s, seconds)[-_WINDOW:]
-    median = statistics.median(recent)
-    level_s = median if len(recent) < _WINDOW else cost.level_s + weight * (median - cost.level_s)
-    return RowCost(level_s, recent)

@@ -29,11 +29,9 @@ from edge_runtime.cost import (
 from edge_runtime.estimate import (
     AcceptanceEstimate,
     Climb,
-    CostEstimate,
     climbed,
     fixed_length,
     observe,
-    observe_cost,
     prompt_length,
 )
 
@@ -280,18 +278,3 @@ def test_a_climb_finds_the_k_behind_which_nothing_is_kept(best: int, worth: floa
         state = climbed(state, round(worth * min(state.k, best)))
         seen.append(state.k)
     assert set(seen[200:]) <= {best - 1, best, best + 1} and 1 <= min(seen) <= max(seen) <= 10
-
-
-def test_costs_are_levels_of_medians() -> None:
-    state = CostEstimate()
-    for seconds in (9.0, 1.0, 1.1, 0.9, 1.0, 2.9, 1.0, 50.0, 1.0, 50.0):  # a cold start, then stray samples
-        state = observe_cost(state, 3, seconds)
-    assert state.measured() == {3: pytest.approx(1.0, abs=0.05)}
-    state = observe_cost(state, 1, 0.5)
-    assert sorted(state.measured()) == [1, 3]
-    for _ in range(5):  # the clock fell: no noise lasts that long
-        state = observe_cost(state, 3, 4.0)
-    assert state.measured()[3] == 4.0
-    for rows, seconds in ((0, 1.0), (1, 0.0), (1, math.nan)):
-        with pytest.raises(ValueError, match="rows >= 1"):
-            observe_cost(state, rows, seconds)

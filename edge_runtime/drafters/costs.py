@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from edge_runtime.cost import CostTable, dense_by_rows
-from edge_runtime.estimate import CostEstimate, observe_cost
+from edge_runtime.row_cost import CostEstimate, observe_cost, prime_cost
 
 from ..session import GRAMMAR, PREDICTION, StepResult
 
@@ -80,9 +80,9 @@ class StepCosts:
         """Costs measured before the first text; the draft's are those of ``source``, if there is one."""
         bucket = self._bucket(0)
         for rows, seconds in costs.body_s.items():
-            bucket.body = _seen(bucket.body, rows, seconds)
+            bucket.body = _primed(bucket.body, rows, seconds)
         for rows, seconds in costs.head_s.items():
-            bucket.head = _seen(bucket.head, rows, seconds)
+            bucket.head = _primed(bucket.head, rows, seconds)
         bucket.tables.clear()
         if source:
             self.prime_draft(source, DraftCosts({1: costs.draft_s}, costs.catch_up_s))
@@ -91,8 +91,8 @@ class StepCosts:
         bucket = self._bucket(0)
         draft = bucket.drafts.setdefault(source, _Draft())
         for count, seconds in costs.by_count_s.items():
-            draft.by_count = _seen(draft.by_count, count, seconds)
-        draft.catch_up = _seen(draft.catch_up, 1, costs.catch_up_s)
+            draft.by_count = _primed(draft.by_count, count, seconds)
+        draft.catch_up = _primed(draft.catch_up, 1, costs.catch_up_s)
         bucket.tables.clear()
 
     def table(self, kv_len: int, source: str = "") -> CostTable | None:
@@ -139,6 +139,10 @@ class StepCosts:
 def _seen(estimate: CostEstimate, rows: int, seconds: float) -> CostEstimate:
     # A part may be too quick for the clock; that is no measurement.
     return observe_cost(estimate, rows, seconds) if seconds > 0.0 else estimate
+
+
+def _primed(estimate: CostEstimate, rows: int, seconds: float) -> CostEstimate:
+    return prime_cost(estimate, rows, seconds) if seconds > 0.0 else estimate
 
 
 def _table(bucket: _Bucket, draft: _Draft | None, min_rows: int) -> CostTable:
