@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_bundle
+from click.testing import CliRunner
 from tiny_drafters import Oracle, random_drafter, random_heads, save
 
 from edge_runtime.bundle import HEADS, MTP, SELF, TARGET, read_manifest, verify_files
+from edge_runtime.cli import main
 from edge_runtime.decoder import Decoder
 from edge_runtime.drafters.heads import ParallelHeads
 from edge_runtime.drafters.length import FixedLength
@@ -289,6 +291,24 @@ def test_greedy_and_seeded_texts_are_those_of_plain_decoding(bundle: Path, role:
             plain = answer(None, 0, params)
             for k in (1, 3):
                 assert answer(CLASSES[role](engine, owner.info, max_k=3), k, params) == plain
+
+
+@pytest.mark.parametrize("name", ["self", "mtp", "heads"])
+def test_the_command_line_drafts_with_them(bundle: Path, name: str) -> None:
+    def run(*options: str) -> dict[str, Any]:
+        arguments = ["generate", "--bundle", str(bundle), "--threads", "1", "--prompt", "Hi", "--json", *options]
+        result = CliRunner().invoke(main, [*arguments, "--max-tokens", "24", "--deterministic"])
+        assert (result.exit_code, result.stderr) == (0, "")
+        told: dict[str, Any] = json.loads(result.stdout)
+        return told
+
+    told = run("--drafter", name, "--k", "2")
+    assert told["text"] == run("--drafter", "none")["text"]
+    assert told["speculation"]["drafter"] == name and told["speculation"]["drafted"] > 10
+    refused = CliRunner().invoke(
+        main, ["generate", "--bundle", str(tiny_bundle.bundle()), "--drafter", name, "--prompt", "x"]
+    )
+    assert refused.exit_code == 2 and f"has no {name} model" in refused.stderr
 
 
 # --- the bundle
