@@ -436,7 +436,7 @@ class Features:
     """Texts that the target drew, and its rows on them."""
 
     def __init__(self, engine: OrtEngine, texts: int, seed: int) -> None:
-        self.done, length = texts, 60
+        self.done, length = texts, 48
         self.tokens = np.zeros((texts, length), np.int32)
         self.hidden = np.zeros((texts, length, engine.info.hidden_size), np.float16)
         for i in range(texts):
@@ -448,19 +448,19 @@ class Features:
 
 def test_fitted_heads_know_more_than_chance(bundle: Path, tmp_path: Path) -> None:
     with engines(bundle, MTP) as (owner, _):
-        fitted_to, held = Features(owner, 24, 100), Features(owner, 4, 500)
+        fitted_to, held = Features(owner, 16, 100), Features(owner, 4, 500)
     every = np.arange(266, 512)
     fitted = fit_record(fit_heads(target(), [fitted_to], every, 2), target(), [fitted_to])
     (tmp_path / "d").mkdir()
     save_heads(tmp_path / "d", fitted)
     loaded = load_heads(tmp_path / "d")
-    assert loaded.record["tokens"] == 24 * 60 and loaded.config.heads == 2
+    assert loaded.record["tokens"] == 16 * 48 and loaded.config.heads == 2
 
     def nll(row_of: int) -> list[float]:
         """Of the text's own tokens by each head, which is given the row ``row_of`` places off."""
         found: list[list[float]] = [[], []]
         for tokens, hidden in zip(held.tokens, held.hidden.astype(np.float32), strict=True):
-            for place in range(2, 50):
+            for place in range(2, 42):
                 for i, logits in enumerate(oracle().heads(loaded, int(tokens[place + 1]), hidden[place + row_of])):
                     if tokens[place + 2 + i] >= 266:
                         shifted = logits - logits.max()

@@ -10,6 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,7 @@ MODEL = FakeModel()
 HALF = FakeModel(agreement=0.75)
 """Is right about half the time, so that drafts are accepted in part."""
 PROMPT = [5, 9, 2, 40, 5, 9]
+_CAPACITY = 96
 
 
 def multi_token(target: FakeEngine, model: FakeModel, **settings: Any) -> MultiToken:
@@ -69,14 +71,16 @@ READERS: dict[str, Make] = {name: make for name, make in ALL.items() if name != 
 
 
 def engine(**settings: Any) -> FakeEngine:
-    return FakeEngine(MODEL, **{"keeps_hidden": True, **settings})
+    return FakeEngine(MODEL, **{"keeps_hidden": True, "capacity": _CAPACITY, **settings})
 
 
 def greedy_text(model: FakeModel, prompt: list[int], count: int) -> list[int]:
-    tokens = list(prompt)
+    tokens: list[int] = []
+    digest, ids = model.digest(np.array(prompt)), np.arange(model.vocab_size)
     for _ in range(count):
-        tokens.append(int(model.logits(model.digest(np.array(tokens)), np.arange(model.vocab_size)).argmax()))
-    return tokens[len(prompt) :]
+        tokens.append(int(model.logits(digest, ids).argmax()))
+        digest = model.extend(digest, tokens[-1])
+    return tokens
 
 
 class Watched:
@@ -121,9 +125,10 @@ class Lengths(FixedLength):
         return replace(plan, k=0 if self._left else min(k_max, self._random.randint(1, self._most)))
 
 
-def plain(params: SamplingParams = GREEDY, seed: int | None = None, **options: Any) -> list[int]:
-    target = FakeEngine(MODEL)
-    session = Session(target.info, PROMPT, params, seed=seed, **options)
+@cache
+def plain(params: SamplingParams = GREEDY, seed: int | None = None, max_tokens: int | None = None) -> list[int]:
+    target = engine()
+    session = Session(target.info, PROMPT, params, seed=seed, max_tokens=max_tokens)
     decode(Decoder(target), session)
     return session.tokens.tolist()
 
@@ -235,11 +240,11 @@ def test_a_draft_ends_behind_a_token_that_looks_unlikely(name: str) -> None:
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("parked", [2, 30])
 def test_parked_and_resumed(name: str, parked: int) -> None:
-    target = engine(capacity=200)
+    target = engine(capacity=160)
     drafter = Watched(ALL[name](target, HALF), HALF)
     session = Session(target.info, PROMPT, GREEDY)
     steps = decode(Decoder(target, drafter, Lengths(4, parked=parked)), session)
-    assert session.tokens.tolist()[:128] == plain()
+    assert session.tokens.tolist()[:_CAPACITY] == plain()
     assert drafter.proposals > 20 and sum(step.drafted == 0 for step in steps) > 5
     if name != "mtp":
         assert all(step.caught_up == 0 for step in steps), "it has nothing to catch up"
@@ -255,7 +260,7 @@ def test_a_multi_token_drafter_catches_up_in_chunks() -> None:
             return plan if self.steps <= 3 or self.steps > 23 else replace(plan, k=0)
 
     target = engine()
-    drafting = FakeMultiToken(MODEL, max_rows=4)
+    drafting = FakeMultiToken(MODEL, max_rows=4, capacity=_CAPACITY)
     drafter = MultiToken(drafting, target.info, max_k=3)
     session = Session(target.info, PROMPT, GREEDY, max_tokens=80)
     steps = decode(Decoder(target, drafter, Parking(3)), session)
@@ -486,7 +491,7 @@ def test_rows_fed_back_at_the_wrong_place_cost_acceptance() -> None:
         def forward(self, step: Any) -> Any:
             starts = np.array_equal(step.hidden[0], target.hidden_rows(0)[step.position])
             self.moved = 0 if starts else self.moved + 1
-            return super().forward(replace(step, position=min(step.position + self.moved, 127)))
+            return super().forward(replace(step, position=min(step.position + self.moved, _CAPACITY - 1)))
 
     target = engine()
     assert share(Assistant(Moving(target), target.info), target) < 0.5
