@@ -48,7 +48,7 @@ class KvLayer:
 class Tensor:
     """One line of the I/O table. A symbolic dimension is a string: rows, capacity, gathered."""
 
-    graph: Literal["body", "head", "readout", "screen", "rescore", "lookup"]
+    graph: Literal["stem", "body", "head", "readout", "screen", "rescore", "lookup"]
     direction: Literal["in", "out"]
     name: str
     dtype: str
@@ -136,6 +136,8 @@ class Model:
     """Groups of tokens that the head scores in place of tokens: its readout takes the hidden row, scores the tokens of
     the best groups, and knows no others. ``None``: the head scores tokens."""
 
+    stem: str | None = None
+    """Graph of the first layers, where a self-draft runs them alone: the body goes on from what it hands over."""
     lookup: Lookup | None = None
     """What each token says to every layer (Gemma 4's E models)."""
 
@@ -268,7 +270,7 @@ def _refuse_unlisted(path: Path, manifest: Manifest) -> None:
     for model in manifest.models.values():
         used += [model.body, model.head, model.readout, *model.weights]
         used += [model.screen.head, model.screen.readout] if model.screen else []
-        used += [model.token_ids] if model.token_ids else []
+        used += [name for name in (model.token_ids, model.stem) if name]
         used += [model.lookup.graph] if model.lookup else []
         used += [tensor.file for tensor in model.table]
         _refuse_numbers(path, model)

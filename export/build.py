@@ -151,6 +151,7 @@ def _write_models(
             precision=recipe.precision,
             head_precision=recipe.head_precision or _head_default(recipe.precision),
             rounding=rounding,
+            cut_after=None if living.self_draft is None else living.self_draft.layers,
         )
         written = write_model(directory, plan, recipe, progress)
     models, notes = {TARGET: written.model}, written.notes

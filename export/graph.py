@@ -219,6 +219,12 @@ class Graph:
     with the value ``feed`` of the same width."""
     fan_out: int = 1
     """Rows of ``hidden`` for each token."""
+    takes: tuple[str, ...] = ()
+    """Values [T, hidden_size] that another graph has made, where this one goes on from its layers."""
+    hands: tuple[str, ...] = ()
+    """Those that this one hands on."""
+    first_layer: int = 0
+    """Of ``kv_layers``, where the layers before it are another graph's."""
     lookup: tuple[Op, ...] = ()
     """Token ids -> the value ``per_layer`` [T, lookup_width], apart from the body since it belongs on the host."""
     lookup_width: int = 0

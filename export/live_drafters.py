@@ -24,7 +24,7 @@ from .drafter import frequent_rows
 from .gemma import describe
 from .gemma4 import shared_layers
 from .graph import Graph
-from .model_writer import ModelPlan, Progress, Weights, WrittenModel, write_model
+from .model_writer import ModelPlan, Progress, Weights, WrittenModel, stem_io, write_model
 from .multi_token import describe_multi_token, drafter_checkpoint
 from .parallel_heads import FittedHeads, HeadsConfig, describe_heads, heads_checkpoint, load_heads
 from .precision import refuse_mixed
@@ -104,7 +104,8 @@ def write_live_drafters(
     for wanted in _plans(chosen, plan, target, recipe):
         heads = [done.weights[_HEAD] for known, done in stored if _same_head(known, wanted)]
         one = replace(wanted, reuse={**wanted.reuse, _HEAD: heads[0]}) if heads else wanted
-        written = write_model(directory, one, recipe, progress)
+        whole = one.stem_of is not None and one.token_ids is None
+        written = _stem_model(one, target) if whole else write_model(directory, one, recipe, progress)
         models[one.role] = written.model
         # What is the target's own was noted with the target.
         notes += [note for note in written.notes if note.split(" ", 1)[1] not in _told(target)]
@@ -119,6 +120,16 @@ def write_live_drafters(
             # How it was made goes with it.
             shutil.copyfile(place / RECORD_NAME, directory / f"{role}.{RECORD_NAME}")
     return models, tuple(notes)
+
+
+def _stem_model(plan: ModelPlan, target: WrittenModel) -> WrittenModel:
+    """The target itself, left behind its stem: there is nothing to write."""
+    assert plan.graph is not None
+    of = target.model
+    other = tuple(line for line in of.io if line.graph not in ("stem", "body"))
+    layers = plan.graph.kv_layers
+    model = replace(of, body=str(of.stem), stem=None, shares=plan.shares, layers=layers, io=stem_io(of) + other)
+    return WrittenModel(model, (), target.weights)
 
 
 def _told(target: WrittenModel) -> set[str]:
@@ -226,6 +237,7 @@ def _self_plan(wanted: SelfDraft, plan: ModelPlan, target: WrittenModel) -> Mode
         ropes=target.ropes,
         graph=graph,
         shares=tuple(range(len(graph.kv_layers))),
+        stem_of=target.model if target.model.stem is not None else None,
     )
 
 

@@ -15,6 +15,7 @@ from edge_runtime.bundle import Lookup, MappedTensor, Model, Screen, Tensor
 from edge_runtime.errors import ConfigError
 
 from .checkpoint import Checkpoint, effective_norm
+from .cut import cut_graph
 from .dialects.ort import Spelling, spell_body, spell_head, spell_lookup
 from .dialects.ort_nodes import table_regions
 from .dialects.ort_readout import Rescore, screened_rows, spell_readout, spell_screened_readout
@@ -63,6 +64,10 @@ class ModelPlan:
     """``None``: that of the checkpoint's first layers."""
     shares: tuple[int, ...] | None = None
     """See ``bundle.Model``."""
+    cut_after: int | None = None
+    """Layers of the stem, where a self-draft runs them alone; not every graph can be cut."""
+    stem_of: Model | None = None
+    """The target, whose stem is the body."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +92,7 @@ def write_model(directory: Path, plan: ModelPlan, recipe: ExportRecipe, progress
     # A reduced head is a table of its own; the embedding keeps all rows, since any token may be fed.
     head_key = ("head",) if plan.token_ids is not None else (Graph.EMBED,)
     candidates = min(recipe.candidates, plan.vocab_size)
-    graphs = {
-        "body": spell_body(graph, spelling),
+    graphs = _body_graphs(plan, graph, spelling) | {
         "head": spell_head(graph, replace(spelling, weights={(Graph.EMBED,): weights[head_key]}), plan.vocab_size),
         "readout": spell_readout(plan.vocab_size, candidates, plan.token_ids),
     }
@@ -109,7 +113,7 @@ def write_model(directory: Path, plan: ModelPlan, recipe: ExportRecipe, progress
         plan.token_ids.astype("<i8").tofile(directory / token_ids_file)
     quantised = plan.precision not in ("fp32", "fp16")
     model = Model(
-        body=f"{plan.role}.body.onnx",
+        body=f"{plan.role}.body.onnx" if plan.stem_of is None else str(plan.stem_of.stem),
         head=f"{plan.role}.head.onnx",
         readout=f"{plan.role}.readout.onnx",
         screen=screen,
@@ -124,13 +128,30 @@ def write_model(directory: Path, plan: ModelPlan, recipe: ExportRecipe, progress
         max_context=recipe.max_context,
         kv_dtype="float16" if half else "float32",
         layers=graph.kv_layers,
-        io=tuple(line for name, proto in graphs.items() for line in io_table(name, proto)),
+        io=stem_io(plan.stem_of) + tuple(line for name, proto in graphs.items() for line in io_table(name, proto)),
+        stem=f"{plan.role}.stem.onnx" if "stem" in graphs else None,
         shares=plan.shares,
         hidden_input=graph.hidden_input,
         fan_out=graph.fan_out,
         lookup=lookup,
     )
     return WrittenModel(model, tuple(_notes(plan, weights)), weights, spelling.ropes)
+
+
+def _body_graphs(plan: ModelPlan, graph: Graph, spelling: Spelling) -> dict[str, onnx.ModelProto]:
+    if plan.stem_of is not None:
+        return {}
+    halves = None if plan.cut_after is None else cut_graph(graph, plan.cut_after)
+    if halves is None:
+        return {"body": spell_body(graph, spelling)}
+    stem, rest = halves
+    return {"stem": spell_body(stem, spelling), "body": spell_body(rest, spelling)}
+
+
+def stem_io(target: Model | None) -> tuple[Tensor, ...]:
+    """Of a model whose body is the target's stem."""
+    lines = () if target is None else target.io
+    return tuple(replace(line, graph="body") for line in lines if line.graph == "stem")
 
 
 def _screen_graphs(plan: ModelPlan, graph: Graph, spelling: Spelling, candidates: int) -> dict[str, onnx.ModelProto]:

@@ -543,7 +543,7 @@ def test_two_tokens_follow_the_targets_joint_law(name: str) -> None:
     decoder.prefill(Session(target.info, prompt, GREEDY))
     counts: Counter[tuple[int, ...]] = Counter()
     accepted: Counter[int] = Counter()
-    for _ in range(800):
+    for _ in range(500):
         # Room for two drafts and the bonus behind them.
         session = Session(target.info, prompt, params, rng=rng, max_tokens=3, kv_len=len(prompt) - 1)
         accepted[decoder.step(session).accepted] += 1
@@ -554,7 +554,7 @@ def test_two_tokens_follow_the_targets_joint_law(name: str) -> None:
     for one, chance in next_law(prompt, params):
         law |= {(one, two): chance * then for two, then in next_law([*prompt, one], params)}
     assert chi_square_excess(counts, law) < 4.0
-    assert min(accepted[count] for count in (0, 1, 2)) > 40
+    assert min(accepted[count] for count in (0, 1, 2)) > 25
 
 
 def next_law(text: list[int], params: SamplingParams) -> list[tuple[int, float]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from ..bundle import Manifest, Model
 from ..errors import BundleError, ConfigError, EngineError
 from .ort_bindings import Bindings, BoundReadout
 from .ort_memory import Arrays
-from .ort_session import make_session, map_table, refuse_missing_provider
+from .ort_session import map_table, open_sessions, refuse_missing_provider
 from .ort_settings import OrtSettings as OrtSettings
 from .protocol import EngineInfo, Floats, HeadOutput, HeadRequest, Ids, StepInput, StepOutput
 
@@ -60,14 +59,10 @@ class OrtEngine:
         )
         self._cuda = settings.device == "cuda"
         self._table = {} if self._cuda else _shared_table(directory, model, target)
-        # The head first: its table is the largest mapping, and peak memory is what sinks an 8 GB board.
+        known = None if target is None else target._sessions
+        self._sessions = open_sessions(directory, model, settings, self._table, known)
         screen = model.screen if settings.head == "screened" else None
-        self._head = make_session(directory / (screen.head if screen else model.head), settings)
-        self._body = make_session(directory / model.body, settings, self._table)
-        readout = screen.readout if screen else model.readout
-        self._readout = make_session(directory / readout, settings, self._table if screen else {})
-        self._lookup = _host_session(directory, model, settings)
-        self._bindings = Bindings(model, screen, self._arrays, self._body, self._head, self._readout, self._lookup)
+        self._bindings = Bindings(model, screen, self._arrays, self._sessions)
         self._last_readout: BoundReadout | None = None
         self._rows = 0
         """Of hidden rows that the last forward made."""
@@ -92,11 +87,8 @@ class OrtEngine:
         arrays.seqlens_k[0] = step.position + rows - 1
         arrays.total_length[0] = step.position + rows
         self._take_hidden(step.hidden, count, rows)
-        lookup = self._bindings.lookup(rows)
-        if self._lookup is not None and lookup is not None:
-            self._run(self._lookup, lookup, None)
-        binding = self._bindings.body(step.slot, rows)
-        self._run(self._body, binding, self._bindings.small_inputs(rows) if self._cuda else None)
+        for run in self._bindings.forward(step.slot, rows):
+            self._run(run.session, run.binding, run.small if self._cuda else None)
         self._rows = count * info.fan_out
         hidden = arrays.hidden.host(rows * info.fan_out)[: self._rows]
         if arrays.kept is not None:
@@ -113,7 +105,7 @@ class OrtEngine:
             # The deterministic mode pads a lone head row with a neighbour.
             first, stop, pad = (first - 1, stop, 1) if first > 0 else (first, stop + 1, 0)  # row 1 is the padded one
         count = stop - first
-        self._run(self._head, self._bindings.head(first, count), None)
+        self._run(self._sessions.head, self._bindings.head(first, count), None)
         self._first_logits_row = pad
         readout = self._bindings.readout(first, count)
         arrays = self._arrays
@@ -121,7 +113,7 @@ class OrtEngine:
         if request.gather_ids is not None:
             arrays.gather_rows[pad : pad + len(request.gather_ids), 0] = self._head_rows(request.gather_ids)
         small = {"inverse_temperature": arrays.inverse_temperature, "gather_rows": arrays.gather_rows[:count]}
-        self._run(self._readout, readout.binding, small if self._cuda else None)
+        self._run(self._sessions.readout, readout.binding, small if self._cuda else None)
         self._last_readout = readout
         return readout.cut(pad, request.stop - request.first, request.gather_ids is not None)
 
@@ -150,7 +142,7 @@ class OrtEngine:
 
     def close(self) -> None:
         """Free the sessions; closing twice is harmless, any other call afterwards an error."""
-        for name in ("_bindings", "_body", "_head", "_readout", "_lookup", "_table", "_arrays"):
+        for name in ("_bindings", "_sessions", "_table", "_arrays"):
             self.__dict__.pop(name, None)
 
     def _take_hidden(self, given: Floats | None, count: int, rows: int) -> None:
@@ -170,7 +162,6 @@ class OrtEngine:
     ) -> None:
         try:
             if small is not None:
-                # onnxruntime copies a host input to the device when it is bound, not when it runs.
                 for name, array in small.items():
                     binding.bind_cpu_input(name, array)
             session.run_with_iobinding(binding)
@@ -205,12 +196,6 @@ def _refuse_other_slots(role: str, settings: OrtSettings, target: EngineInfo) ->
     if (settings.slots, settings.capacity) != (target.slots, target.capacity):
         wanted = f"{target.slots} slots of {target.capacity}"
         raise ValueError(f"the {role} model shares {wanted}, not {settings.slots} of {settings.capacity}")
-
-
-def _host_session(directory: Path, model: Model, settings: OrtSettings) -> onnxruntime.InferenceSession | None:
-    if model.lookup is None:
-        return None
-    return make_session(directory / model.lookup.graph, replace(settings, device="cpu"))
 
 
 def _shared_table(directory: Path, model: Model, target: OrtEngine | None) -> dict[str, onnxruntime.OrtValue]:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ..bundle import Model, Screen
 from .ort_memory import Arrays, bind_host
+from .ort_session import Sessions
 from .protocol import Floats, HeadOutput
 
 if TYPE_CHECKING:
@@ -36,63 +37,39 @@ class BoundReadout:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class BoundRun:
+    """One session's part of a forward."""
+
+    session: onnxruntime.InferenceSession
+    binding: onnxruntime.IOBinding
+    small: dict[str, NDArray[np.generic]]
+    """Its inputs on the host, which onnxruntime copies to a device when they are bound, not when it runs."""
+
+
 class Bindings:
     """Of the sessions of one model."""
 
-    def __init__(
-        self,
-        model: Model,
-        screen: Screen | None,
-        arrays: Arrays,
-        body: onnxruntime.InferenceSession,
-        head: onnxruntime.InferenceSession,
-        readout: onnxruntime.InferenceSession,
-        lookup: onnxruntime.InferenceSession | None,
-    ) -> None:
-        self._model, self._screen, self._arrays = model, screen, arrays
-        self._body, self._head, self._readout, self._lookup = body, head, readout, lookup
-        self._inputs = frozenset(one.name for one in model.io if (one.graph, one.direction) == ("body", "in"))
-        self._reads_hidden = any(
-            (one.graph, one.direction, one.name) == ("readout", "in", "hidden") for one in model.io
-        )
-        self._outputs = frozenset(one.name for one in model.io if (one.graph, one.direction) == ("body", "out"))
-        self._lookups: dict[int, onnxruntime.IOBinding] = {}
-        self._bodies: dict[tuple[int, int], onnxruntime.IOBinding] = {}
+    def __init__(self, model: Model, screen: Screen | None, arrays: Arrays, sessions: Sessions) -> None:
+        self._model, self._screen, self._arrays, self._sessions = model, screen, arrays, sessions
+        self._reads_hidden = "hidden" in self._names("readout", "in")
+        self._forwards: dict[tuple[int, int], tuple[BoundRun, ...]] = {}
         self._heads: dict[tuple[int, int], onnxruntime.IOBinding] = {}
         self._readouts: dict[tuple[int, int], BoundReadout] = {}
-
-    @property
-    def feeds(self) -> bool:
+        self.feeds = "feed" in self._names("body", "out")
         """Whether the body says what the target's next rows would be."""
-        return "feed" in self._outputs
 
-    def small_inputs(self, rows: int) -> dict[str, NDArray[np.generic]]:
-        """What a step of the body writes on the host, by its inputs."""
-        arrays = self._arrays
-        small: dict[str, NDArray[np.generic]] = {
-            "input_ids": arrays.ids[:, :rows],
-            "seqlens_k": arrays.seqlens_k,
-            "total_sequence_length": arrays.total_length,
-        }
-        if arrays.hidden_in is not None:
-            small["hidden_in"] = arrays.hidden_in[:, :rows]
-        if arrays.per_layer is not None:
-            small["per_layer"] = arrays.per_layer[:, :rows]
-        return {name: array for name, array in small.items() if name in self._inputs}
-
-    def lookup(self, rows: int) -> onnxruntime.IOBinding | None:
-        """``None`` where a body needs none. What it writes is among the small inputs of the body."""
-        arrays, found = self._arrays, self._lookups.get(rows)
-        if found is None and self._lookup is not None and arrays.per_layer is not None:
-            found = self._lookups[rows] = self._lookup.io_binding()
-            bind_host(found.bind_input, "input_ids", arrays.ids, (1, rows))
-            bind_host(found.bind_output, "per_layer", arrays.per_layer, (1, rows, arrays.per_layer.shape[2]))
-        return found
-
-    def body(self, slot: int, rows: int) -> onnxruntime.IOBinding:
-        found = self._bodies.get((slot, rows))
+    def forward(self, slot: int, rows: int) -> tuple[BoundRun, ...]:
+        """From token ids to hidden rows, in order."""
+        found = self._forwards.get((slot, rows))
         if found is None:
-            found = self._bodies[(slot, rows)] = self._bind_body(slot, rows)
+            sessions, runs = self._sessions, []
+            if sessions.lookup is not None:
+                runs.append(self._bind_lookup(sessions.lookup, rows))
+            if sessions.stem is not None:
+                runs.append(self._bind_body(sessions.stem, "stem", slot, rows))
+            runs.append(self._bind_body(sessions.body, "body", slot, rows))
+            found = self._forwards[(slot, rows)] = tuple(runs)
         return found
 
     def head(self, first: int, count: int) -> onnxruntime.IOBinding:
@@ -107,34 +84,65 @@ class Bindings:
             found = self._readouts[(first, count)] = self._bind_readout(first, count)
         return found
 
-    def _bind_body(self, slot: int, rows: int) -> onnxruntime.IOBinding:
-        arrays, model = self._arrays, self._model
-        binding = self._body.io_binding()
-        for name, array in self.small_inputs(rows).items():
+    def _names(self, graph: str, direction: str) -> frozenset[str]:
+        lines = (one for one in self._model.io if (one.graph, one.direction) == (graph, direction))
+        return frozenset(one.name for one in lines)
+
+    def _bind_lookup(self, session: onnxruntime.InferenceSession, rows: int) -> BoundRun:
+        """What it writes is among the small inputs of the body."""
+        arrays, binding = self._arrays, session.io_binding()
+        assert arrays.per_layer is not None  # it goes with a lookup
+        bind_host(binding.bind_input, "input_ids", arrays.ids, (1, rows))
+        bind_host(binding.bind_output, "per_layer", arrays.per_layer, (1, rows, arrays.per_layer.shape[2]))
+        return BoundRun(session, binding, {})
+
+    def _small_inputs(self, rows: int) -> dict[str, NDArray[np.generic]]:
+        arrays = self._arrays
+        small: dict[str, NDArray[np.generic]] = {
+            "input_ids": arrays.ids[:, :rows],
+            "seqlens_k": arrays.seqlens_k,
+            "total_sequence_length": arrays.total_length,
+        }
+        if arrays.hidden_in is not None:
+            small["hidden_in"] = arrays.hidden_in[:, :rows]
+        if arrays.per_layer is not None:
+            small["per_layer"] = arrays.per_layer[:, :rows]
+        return small
+
+    def _bind_body(self, session: onnxruntime.InferenceSession, graph: str, slot: int, rows: int) -> BoundRun:
+        arrays, model, binding = self._arrays, self._model, session.io_binding()
+        inputs, outputs = self._names(graph, "in"), self._names(graph, "out")
+        small = {name: array for name, array in self._small_inputs(rows).items() if name in inputs}
+        for name, array in small.items():
             bind_host(binding.bind_input, name, array, array.shape)
         for i, pair in enumerate(arrays.cache[slot]):
             for part, cache in zip(("key", "value"), pair, strict=True):
-                cache.bind(binding.bind_input, f"past_{part}_{i}", cache.shape)
+                if f"past_{part}_{i}" in inputs:
+                    cache.bind(binding.bind_input, f"past_{part}_{i}", cache.shape)
                 # A model that only looks at its target's caches hands none out; one whose layers share a cache hands
                 # it out once for each of them (present_key_3, present_key_3.1).
-                for name in self._outputs:
+                for name in outputs:
                     if name.split(".")[0] == f"present_{part}_{i}":
                         cache.bind(binding.bind_output, name, cache.shape)
-        arrays.hidden.bind(binding.bind_output, "hidden", (1, rows * model.fan_out, model.hidden_size))
-        if self.feeds and arrays.feed is not None:
-            arrays.feed.bind(binding.bind_output, "feed", (1, rows, *arrays.feed.shape[1:]))
-        return binding
+        for name, buffer in arrays.carried.items():
+            bind = binding.bind_output if graph == "stem" else binding.bind_input
+            buffer.bind(bind, name, (1, rows, model.hidden_size))
+        if graph == "body":
+            arrays.hidden.bind(binding.bind_output, "hidden", (1, rows * model.fan_out, model.hidden_size))
+            if self.feeds and arrays.feed is not None:
+                arrays.feed.bind(binding.bind_output, "feed", (1, rows, *arrays.feed.shape[1:]))
+        return BoundRun(session, binding, small)
 
     def _bind_head(self, first: int, count: int) -> onnxruntime.IOBinding:
         arrays, model = self._arrays, self._model
-        binding = self._head.io_binding()
+        binding = self._sessions.head.io_binding()
         arrays.hidden.bind(binding.bind_input, "hidden", (count, model.hidden_size), first_row=first)
         arrays.logits.bind(binding.bind_output, "logits", (count, model.head_rows))
         return binding
 
     def _bind_readout(self, first: int, count: int) -> BoundReadout:
         arrays, model = self._arrays, self._model
-        binding = self._readout.io_binding()
+        binding = self._sessions.readout.io_binding()
         arrays.logits.bind(binding.bind_input, "logits", (count, model.head_rows))
         bind_host(binding.bind_input, "inverse_temperature", arrays.inverse_temperature, ())
         bind_host(binding.bind_input, "gather_rows", arrays.gather_rows, (count, 1))

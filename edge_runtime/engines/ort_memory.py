@@ -83,6 +83,12 @@ class Arrays:
         if model.hidden_input is not None:
             self.hidden_in = np.zeros((1, rows, model.hidden_input), np.float32)
             self.feed = Buffer((rows, model.hidden_input), np.float32, device)
+        self.carried = {
+            one.name: Buffer((rows, model.hidden_size), np.float32, device)
+            for one in model.io
+            if (one.graph, one.direction) == ("stem", "out") and not one.name.startswith(("hidden", "present_"))
+        }
+        """What the first layers hand to the others, where they are graphs apart."""
         self.kept: Floats | None = None
         """[slots, capacity, hidden_size] the hidden row behind each cache entry."""
         if settings.keeps_hidden:

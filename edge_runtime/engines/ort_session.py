@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,45 @@ if TYPE_CHECKING:
     import onnxruntime
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+
+
+@dataclass(frozen=True, slots=True)
+class Sessions:
+    """Of one model. A file that the target has loaded already is the target's session, weights and all."""
+
+    stem: onnxruntime.InferenceSession | None
+    body: onnxruntime.InferenceSession
+    head: onnxruntime.InferenceSession
+    readout: onnxruntime.InferenceSession
+    lookup: onnxruntime.InferenceSession | None
+    by_file: dict[str, onnxruntime.InferenceSession]
+
+
+def open_sessions(
+    directory: Path,
+    model: Model,
+    settings: OrtSettings,
+    table: Mapping[str, onnxruntime.OrtValue],
+    target: Sessions | None,
+) -> Sessions:
+    by_file: dict[str, onnxruntime.InferenceSession] = {}
+
+    def session(
+        name: str, where: OrtSettings = settings, shared: Mapping[str, onnxruntime.OrtValue] | None = None
+    ) -> onnxruntime.InferenceSession:
+        found = None if target is None else target.by_file.get(name)
+        by_file[name] = found if found is not None else make_session(directory / name, where, shared)
+        return by_file[name]
+
+    screen = model.screen if settings.head == "screened" else None
+    # The head first: its table is the largest mapping, and peak memory is what sinks an 8 GB board.
+    head = session(screen.head if screen else model.head)
+    stem = None if model.stem is None else session(model.stem, shared=table)
+    body = session(model.body, shared=table)
+    readout = session(screen.readout if screen else model.readout, shared=table if screen else {})
+    # What is only looked up stays on the host, whatever the device.
+    lookup = None if model.lookup is None else session(model.lookup.graph, replace(settings, device="cpu"))
+    return Sessions(stem, body, head, readout, lookup, by_file)
 
 
 def refuse_missing_provider(device: str) -> None:

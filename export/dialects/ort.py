@@ -59,7 +59,8 @@ def spell_body(graph: Graph, spelling: Spelling) -> onnx.ModelProto:
     """Inputs input_ids [1,T] i64, seqlens_k [1] i32 (= n+T-1), total_sequence_length [1] i32 (= n+T), past_*; outputs
     hidden [1,T,hidden] f32 and present_*, of which ``present_key_3.1`` is the buffer of ``present_key_3`` again.
 
-    Where the graph has them: the input hidden_in [1,T,hidden_input] f32 and the output feed of the same shape.
+    Where the graph has them: the input hidden_in [1,T,hidden_input] f32 and the output feed of the same shape; what it
+    takes from another graph or hands to one, [1,T,hidden] f32.
     """
     speller = _Speller(graph, spelling)
     for op in graph.body:
@@ -81,8 +82,13 @@ def spell_body(graph: Graph, spelling: Spelling) -> onnx.ModelProto:
         inputs.append(value_info(Graph.HIDDEN_IN, TensorProto.FLOAT, (1, "rows", graph.hidden_input)))
         if any(getattr(op, "out", None) == Graph.FEED for op in graph.body):
             outputs.append(value_info(Graph.FEED, TensorProto.FLOAT, (1, "rows", graph.hidden_input)))
+    if not any(isinstance(op, Embed) for op in graph.body):
+        del inputs[0]
+    across = (1, "rows", graph.hidden_size)
+    inputs += [value_info(name, TensorProto.FLOAT, across) for name in graph.takes]
+    outputs += [value_info(name, TensorProto.FLOAT, across) for name in graph.hands]
     cache_type = TensorProto.FLOAT16 if spelling.half else TensorProto.FLOAT
-    for i, kv in enumerate(graph.kv_layers):
+    for i, kv in enumerate(graph.kv_layers, graph.first_layer):
         shape = (1, kv.kv_heads, "capacity", kv.head_dim)
         for part in ("key", "value"):
             inputs.append(value_info(f"past_{part}_{i}", cache_type, shape))
