@@ -21,6 +21,7 @@ _EXTRAS = {
     "google": "export",
     "torch": "reference",
     "transformers": "reference",
+    "matplotlib": "plot",
 }
 """Which extra brings a package that a command may lack."""
 

@@ -20,6 +20,7 @@ _COMMANDS = {
     "top": "The daemon, live: speed, acceptance, queue, slots, memory.",
     "demo": "What make demo shows: a daemon, a text, plain against speculative decoding.",
     "bench": "Measure against other programs, side by side.",
+    "compare": "Compare every drafter and policy with plain decoding, by kind of text.",
     "load": "Put a running daemon under load and count what is lost.",
 }
 

@@ -1,0 +1,193 @@
+"""What a comparison found, text by text, and its JSON file. Knows no engine and no table.
+
+Figures and verdicts are made of these records alone (``figures``, ``floors``): a run that was stopped goes on from its
+file, and whoever doubts a median finds the texts behind it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Literal
+
+from ...cost import CostLine
+from ...errors import ConfigError
+from ...schema import plain, structure
+from ..prompts import DomainKind
+
+SCHEMA = 1
+
+Part = Literal["named", "search", "final", "again", "priced"]
+"""Named: each drafter with each policy. Search: fixed K, one text each. Final: the default beside the best of the
+search. Again: prompts on which the default seemed slow. Priced: a projection, on a virtual clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One text, beside a plain one that was decoded next to it."""
+
+    part: Part
+    prompt: str
+    law: str
+    method: str
+    round: int
+    seconds_per_token: float
+    """Behind the first token."""
+    plain_seconds_per_token: float
+    tokens: int
+    steps: int
+    """Behind the prefill, as all that follows."""
+    committed: int
+    drafted: int
+    accepted: int
+    tried_by_position: tuple[int, ...]
+    accepted_by_position: tuple[int, ...]
+    draft_share: float
+    """Of the time of its steps."""
+    verify_share: float
+    repeat_rate: float
+    """Share of 8-grams that stood in the text before."""
+    copied_share: float
+    """Share of tokens inside a 4-gram that stands in the prompt."""
+    drafts_scored: int
+    """Drafts that the target gave a likelihood."""
+    drafts_log_likelihood: float
+    """Sum over them."""
+    nll: float
+    """Nats a token under the target at temperature 1 (at the law's, where that is another), as decoded."""
+    reason: str
+    """Why the last step drafted what it did."""
+    sources: dict[str, int]
+    """Steps by who drafted; an empty name for nobody."""
+    curve: str | None = None
+    """Of a priced run."""
+    plain_repeat_rate: float | None = None
+    plain_nll: float | None = None
+
+
+Sameness = Literal["identical", "near-tie", "differs"]
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """One text against the target itself, which reads it in one go (teacher forcing)."""
+
+    prompt: str
+    law: str
+    method: str
+    nll: float
+    plain_nll: float
+    """Of the plain text of the same round."""
+    regret: float
+    """Nats a token that the target's best token is above the text's; 0 for exact greedy text."""
+    recorded_nll_off: float
+    """The NLL that was noted while decoding, less this one: a cache that went wrong would show."""
+    same_as_plain: Sameness | None
+    """Of greedy texts."""
+    differs_at: int | None
+    gap: float | None
+    """Logits between the two tokens where greedy texts part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    prompt: str
+    law: str
+    method: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class DomainRecord:
+    domain: str
+    kind: DomainKind
+    runs: tuple[Run, ...]
+    quality: tuple[Quality, ...]
+    samples: tuple[Sample, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepCosts:
+    """What steps cost against K where each draft is kept with this chance; drafting itself is free here."""
+
+    acceptance: float
+    lines: tuple[CostLine, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    claim: str
+    found: str
+    state: Literal["met", "MISSED", "not measured"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What figures must share to be figures of one comparison."""
+
+    machine: dict[str, str]
+    bundle: str
+    bundle_sha256: str
+    """Of the manifest."""
+    prompts_sha256: str
+    laws: dict[str, str]
+    methods: tuple[str, ...]
+    searched: tuple[str, ...]
+    curves: tuple[str, ...]
+    rounds: int
+    named_rounds: int
+    finalists: int
+    prompts_per_domain: int
+    tokens: int
+    head: str
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    schema: int
+    edge_runtime: str
+    settings: Settings
+    plain: dict[str, float]
+    """Milliseconds a token of each plain mode that was tried; the least of them is what figures are over."""
+    domains: tuple[DomainRecord, ...] = ()
+    costs: tuple[StepCosts, ...] = ()
+    floors: tuple[Floor, ...] = ()
+    complete: bool = False
+
+
+def write_report(path: Path, report: Report) -> None:
+    """Whole or not at all: a stop while writing leaves the file of before. Raises ``OSError``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.part")
+    partial.write_text(json.dumps(plain(report), ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8")
+    os.replace(partial, path)
+
+
+def read_report(path: Path) -> Report:
+    """Raises ``ConfigError``."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as problem:
+        raise ConfigError(f"{path}: {problem.strerror}") from None
+    except ValueError:
+        raise ConfigError(f"{path}: not a JSON file") from None
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        raise ConfigError(f"{path}: not a comparison of schema {SCHEMA}")
+    return structure(Report, data, ConfigError, path.name)
+
+
+def refuse_other_settings(path: Path, found: Settings, wanted: Settings) -> None:
+    """Raises ``ConfigError`` that names the first difference."""
+    for name in (field.name for field in fields(Settings)):
+        before, now = getattr(found, name), getattr(wanted, name)
+        if before != now:
+            raise ConfigError(f"{path} cannot be resumed: {name} was {_shown(before)} and is now {_shown(now)}")
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or "nothing"
+    return ", ".join(f"{key} {what}" for key, what in value.items()) if isinstance(value, dict) else str(value)

@@ -1,0 +1,146 @@
+"""One text at a time: a prompt continued by a decoder, and what became of it. Knows no figure and no other method.
+
+Every text of a prompt starts from the same cache: the prompt is fed once, and what follows it is written over.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...decoder import Clock, Decoder
+from ...engines.protocol import Ids
+from ...generation import Generation, GenerationResult
+from ...loading import LoadedBundle
+from ...sampling import SamplingParams
+from ...session import Session, Totals
+from ...text.stream import TextStream
+from .methods import PLAIN, Method, decoder_for
+
+_COPIED = 4
+"""Tokens of a gram that, standing in the prompt, counts as copied."""
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    name: str
+    params: SamplingParams
+
+    def __str__(self) -> str:
+        params = self.params
+        filters = [f"top_k {params.top_k}"] * (params.top_k > 0) + [f"top_p {params.top_p}"] * (params.top_p < 1.0)
+        return "greedy" if params.greedy else ", ".join([f"temperature {params.temperature}", *filters])
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A prompt of a domain, as tokens."""
+
+    domain: str
+    prompt: str
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    result: GenerationResult
+    totals: Totals
+    sources: dict[str, int]
+    """Steps by who drafted."""
+
+    @property
+    def seconds_per_token(self) -> float:
+        assert self.result.tpot_s is not None  # a text has two tokens at least
+        return self.result.tpot_s
+
+
+class Held:
+    """The prompt that slot 0 of an engine holds; shared by the desks of one engine."""
+
+    def __init__(self) -> None:
+        self.prompt: tuple[int, ...] = ()
+        self.texts = 0
+        """Decoded so far."""
+
+
+class Desk:
+    """Decodes on one bundle, in slot 0, by whichever method."""
+
+    def __init__(self, bundle: LoadedBundle, held: Held, clock: Clock = time.perf_counter) -> None:
+        self.bundle = bundle
+        self.held, self._clock = held, clock
+        self._decoders: dict[Method, Decoder] = {}
+
+    def decoder(self, method: Method) -> Decoder:
+        """Always the same one: what it has learnt of costs and acceptance stays, as in a daemon."""
+        if method not in self._decoders:
+            self.held.prompt = ()  # making one measures what forwards cost, in this very slot
+            self._decoders[method] = decoder_for(self.bundle, method, self._clock)
+        return self._decoders[method]
+
+    def speak(self, method: Method, task: Task, law: Law, round_number: int, max_tokens: int) -> Spoken:
+        """A text of ``max_tokens``, ends of text ignored. The drafter starts without memory of an earlier one.
+
+        A round's draws are the same for all methods, though each uses them up in its own way.
+        """
+        decoder = self.decoder(method)
+        self.fill(task)
+        decoder.drafter.reset(0)
+        session = Session(
+            self.bundle.target.info,
+            task.ids,
+            law.params,
+            max_tokens=max_tokens,
+            rng=np.random.default_rng([round_number, zlib.crc32(task.prompt.encode())]),
+            policy=method.acceptance,
+            kv_len=len(task.ids) - 1,
+            client=self._next_client(),
+        )
+        text = TextStream(self.bundle.tokenizer.piece_bytes)
+        generation = Generation(decoder, session, text, clock=self._clock)
+        sources: Counter[str] = Counter()
+        while generation.finish_reason is None:
+            before = session.totals.steps
+            generation.turn()
+            if session.totals.steps > before and generation.last is not None:
+                sources[generation.last.source] += 1
+        return Spoken(generation.result(), session.totals, dict(sources))
+
+    def _next_client(self) -> int:
+        """A text of the same prompt by the same client could be copied: the next round would be measured on it."""
+        self.held.texts += 1
+        return self.held.texts
+
+    def fill(self, task: Task) -> None:
+        """Have the slot hold the prompt."""
+        if self.held.prompt == task.ids:
+            return
+        self.held.prompt = ()
+        session = Session(self.bundle.target.info, task.ids, SamplingParams(temperature=0.0), max_tokens=1)
+        self.decoder(PLAIN).prefill(session)
+        self.held.prompt = task.ids
+
+
+def copied_share(prompt: Sequence[int], tokens: Sequence[int]) -> float:
+    """Share of ``tokens`` inside a gram of 4 that stands in the prompt."""
+    held = {tuple(prompt[i : i + _COPIED]) for i in range(len(prompt) - _COPIED + 1)}
+    copied = np.zeros(len(tokens), np.bool_)
+    for start in range(len(tokens) - _COPIED + 1):
+        if tuple(tokens[start : start + _COPIED]) in held:
+            copied[start : start + _COPIED] = True
+    return float(copied.mean()) if len(tokens) else 0.0
+
+
+def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
+    """Where two texts part; ``None``: nowhere, as far as both go."""
+    pairs = zip(left, right, strict=False)
+    return next((place for place, (one, other) in enumerate(pairs) if one != other), None)
+
+
+def as_ids(tokens: Sequence[int]) -> Ids:
+    return np.asarray(tokens, np.int64)
