@@ -34,6 +34,8 @@ class KPolicy:
     """Plain steps that doubtful drafts may be expected to lose before they park."""
     probe_budget: float = 0.01
     """Share of the time that probes may cost, as if none of their tokens were kept."""
+    won_share: float = 0.02
+    """Share of what drafting has won that probes may cost as well."""
     backoff: float = 2.0
     """Growth of the wait after a probe that was rejected."""
     longest_wait: int = 256
@@ -153,7 +155,7 @@ def decide(
 
     Worth is judged as if there were room, so that the end of a text parks nobody.
     """
-    plain_s = step_seconds(0, table)
+    plain_s = table.plain_s
     states: dict[str, SourceState] = {}
     running, poor = [], False
     for one in candidates:
@@ -190,6 +192,13 @@ def decide(
     return _drafting(chosen[0], now, room, text, states, ledger, policy)
 
 
+def richer(text: TextChoice, won_s: float, plain_s: float, policy: KPolicy) -> TextChoice:
+    """After a step that won so many seconds over plain decoding (or lost, below 0): part of it pays for probes."""
+    if won_s <= 0.0:
+        return text
+    return replace(text, saved_s=min(text.saved_s + policy.won_share * won_s, _MOST_SAVED * plain_s))
+
+
 def judged(state: SourceState, kept: bool, step: int, refill_steps: float, policy: KPolicy) -> SourceState:
     """After a step by this source: behind a probe that was kept the next may follow at once, behind a rejected one the
     wait grows."""
@@ -203,7 +212,7 @@ def judged(state: SourceState, kept: bool, step: int, refill_steps: float, polic
 
 def refill_steps(table: CostTable, policy: KPolicy) -> float:
     """Plain steps whose share for probes pays for one of K=1."""
-    plain_s = step_seconds(0, table)
+    plain_s = table.plain_s
     return max(0.0, step_seconds(1, table) - plain_s) / (policy.probe_budget * plain_s)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 HeadMode = Literal["batched"] | int
@@ -65,6 +65,8 @@ class CostTable:
     """Per token that the draft did not see while parked, fed in chunks; 0 if it has no cache."""
     min_rows: int = 1
     """2 for an engine in its deterministic mode, where a lone row is run as two."""
+    plain_s: float = field(init=False, repr=False)
+    """One step of plain decoding: what all else is compared with, at every step."""
 
     def __post_init__(self) -> None:
         if not self.body_s or not self.head_s or self.min_rows < 1:
@@ -72,8 +74,10 @@ class CostTable:
         parts = (self.draft_s, self.draft_fixed_s, self.overhead_s, self.catch_up_s)
         if not all(math.isfinite(s) and s >= 0.0 for s in (*self.body_s, *self.head_s, *parts)):
             raise ValueError("costs must be finite and >= 0")
-        if self.body(1) + self.head(1) + self.overhead_s <= 0.0:
+        plain_s = self.body(1) + self.head(1) + self.overhead_s
+        if plain_s <= 0.0:
             raise ValueError("a plain step must cost something")
+        object.__setattr__(self, "plain_s", plain_s)
 
     def body(self, rows: int) -> float:
         return _at_rows(self.body_s, max(rows, self.min_rows))
@@ -130,6 +134,8 @@ def step_seconds(k: int, table: CostTable, head_mode: HeadMode = "batched", acce
     """Expected seconds of a step of K drafts; ``acceptance`` [>= k] matters only to a head in groups."""
     if k < 0:
         raise ValueError(f"k must be >= 0, not {k}")
+    if k == 0:
+        return table.plain_s
     if head_mode == "batched":
         head_s = table.head(k + 1)
     else:

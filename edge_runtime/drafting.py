@@ -20,6 +20,7 @@ from .drafters.several import Several
 from .engines.protocol import Engine, Floats, Ids
 from .sampling import Distribution
 from .session import GRAMMAR, PREDICTION, Session, StepResult
+from .tree import Tree, chain_length
 
 Clock = Callable[[], float]
 """Seconds since some fixed moment."""
@@ -45,12 +46,18 @@ class Draft:
     """Of ``catch_up_s``, in turns before."""
     draft_s: float = 0.0
     confidences: tuple[float, ...] = ()
-    """See ``DraftProposal``."""
+    """See ``DraftProposal``; the next one too."""
+    parents: Ids | None = None
+
+    @property
+    def chain(self) -> Ids:
+        """[K] without the alternatives."""
+        return self.tokens if self.parents is None else self.tokens[: chain_length(self.parents)]
 
     @property
     def count(self) -> int:
-        """Tokens that were proposed, up to and with a refused one."""
-        return len(self.tokens) + (self.refused is not None)
+        """Tokens that were proposed one behind the other, up to and with a refused one."""
+        return len(self.chain) + (self.refused is not None)
 
     @property
     def by_drafter(self) -> bool:
@@ -75,7 +82,7 @@ class Drafting:
         """Raises ``ValueError`` for a chooser that has nothing to choose from."""
         if isinstance(length, Chooser) and not isinstance(drafter, Several):
             raise ValueError("a chooser needs several drafters")
-        self.drafter, self.length = drafter, length
+        self._drafter, self._length = drafter, length
         self._target, self._info, self._clock = target, target.info, clock
 
     def draft(self, session: Session) -> Draft | None:
@@ -92,10 +99,11 @@ class Drafting:
             forced = self._forced(session, most)
             if forced is not None:
                 return forced
-        if isinstance(self.length, Chooser) and isinstance(self.drafter, Several):
-            draft = self._chosen(session, most, self.length, self.drafter)
+        if not isinstance(self._length, Chooser):
+            draft = self._single(session, most, self._length)
         else:
-            draft = self._single(session, most, self.length)
+            assert isinstance(self._drafter, Several)  # it was checked
+            draft = self._chosen(session, most, self._length, self._drafter)
         return None if draft is None else _allowed(draft, session)
 
     def _forced(self, session: Session, most: int) -> Draft | None:
@@ -113,13 +121,13 @@ class Drafting:
                 plan = length.plan(most, session.prompt_len, session.kv_len, session.predicting)
                 if plan.k > 0:
                     return Draft(plan, predicted[: plan.k], None, PREDICTION)
-            most = min(most, self.drafter.max_k)
+            most = min(most, self._drafter.max_k)
             plan = length.plan(most, session.prompt_len, session.kv_len, session.drafting)
             if min(plan.k, most) < 1:
                 return Draft(plan)
             session.warming = Warming(plan)
         plan = session.warming.plan
-        return self._ask(session, session.warming, self.drafter, min(plan.k, most, self.drafter.max_k))
+        return self._ask(session, session.warming, self._drafter, min(plan.k, most, self._drafter.max_k))
 
     def _chosen(self, session: Session, most: int, chooser: Chooser, several: Several) -> Draft | None:
         if session.warming is None:
@@ -160,11 +168,11 @@ class Drafting:
 
     def observe(self, session: Session, draft: Draft, result: StepResult, kv_len: int) -> None:
         """After the step that was planned with ``kv_len``."""
-        if isinstance(self.length, Chooser):
-            self.length.observe(draft.plan, result, kv_len, session.choosing, draft.confidences)
+        if isinstance(self._length, Chooser):
+            self._length.observe(draft.plan, result, kv_len, session.choosing, draft.confidences)
         else:
             state = session.predicting if draft.source == PREDICTION else session.drafting
-            self.length.observe(result, kv_len, state)
+            self._length.observe(result, kv_len, state)
 
     def _context(
         self, session: Session, stop_below: float = 0.0, chance: Callable[[float], float] = as_it_says
@@ -193,6 +201,9 @@ class Drafting:
     ) -> Draft | None:
         clock, plan = self._clock, warming.plan
         context = self._context(session, plan.stop_below, chance)
+        if plan.branches and self._info.trees:
+            spare = min(session.room, self._info.max_rows) - 1 - k
+            context = replace(context, branches=max(0, min(plan.branches, spare)))
         started = clock()
         fed = drafter.warm(context)
         warmed = clock()
@@ -202,7 +213,7 @@ class Drafting:
             return None
         proposal = drafter.propose(context, k)
         done = clock()
-        if len(proposal.tokens) > k:
+        if len(proposal.tokens) > k + (context.branches if proposal.parents is not None else 0):
             raise ValueError(f"{proposal.source} proposed {len(proposal.tokens)} tokens where {k} were asked for")
         draft = Draft(
             plan=plan,
@@ -215,6 +226,7 @@ class Drafting:
             earlier_s=warming.catch_up_s - (warmed - started),
             draft_s=done - warmed,
             confidences=proposal.confidences,
+            parents=proposal.parents,
         )
         return self._checked(draft)
 
@@ -227,8 +239,10 @@ class Drafting:
     def _checked(self, draft: Draft) -> Draft:
         """Raises ``ValueError``: an id out of range would be read behind the end of a table."""
         tokens, laws = draft.tokens, draft.laws
-        if laws is not None and len(laws) != len(tokens):
-            raise ValueError(f"{draft.source} proposed {len(tokens)} tokens with {len(laws)} laws")
+        if laws is not None and len(laws) != len(draft.chain):
+            raise ValueError(f"{draft.source} proposed {len(draft.chain)} tokens with {len(laws)} laws")
+        if draft.parents is not None:
+            Tree.of(tokens, draft.parents)
         if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self._info.vocab_size:
             raise ValueError(f"{draft.source} proposed a token outside 0..{self._info.vocab_size - 1}")
         return draft
@@ -244,6 +258,8 @@ def _allowed(draft: Draft, session: Session) -> Draft:
     """Up to the first token that the grammar forbids."""
     if session.shaper is None or not len(draft.tokens):
         return draft
+    # What an alternative may be depends on another text than the one that the shaper stands behind.
+    draft = replace(draft, tokens=draft.chain, parents=None)
     tokens = draft.tokens.tolist()
     kept = session.shaper.valid_prefix(tokens)
     if kept == len(tokens):

@@ -87,34 +87,21 @@ def prompt_length(prompt_tokens: int, k_max: int, task: Task = "general") -> int
 
 @dataclass(frozen=True, slots=True)
 class Climb:
-    """Named policy ``confidence`` of the second source article: where its K stands."""
+    """Named policy ``confidence`` of the second source article: K stands a little above what is kept."""
 
-    k: int = 3
-    rising: bool = True
-    steps: int = 0
-    """Drafts at this K so far."""
-    accepted: int = 0
-    """Tokens that were kept of them."""
-    before: float = 0.0
-    """Mean accepted length at the K before."""
+    kept: float = 1.5
+    """Mean accepted length of late."""
+
+    @property
+    def k(self) -> int:
+        return min(_HIGHEST, int(self.kept) + 2)
 
 
-_CLIMB_STEPS = 8
-"""Drafts of one K that are looked at together."""
-_CLIMB_WORTH = 0.1
-"""Tokens by which the mean accepted length has to grow for one more drafted token."""
+_CLIMB_WEIGHT = 0.15
+"""Of a new draft in the mean."""
 _HIGHEST = 10
 
 
 def climbed(state: Climb, accepted: int) -> Climb:
-    """After a draft: K grows while the mean accepted length does, and goes back where that was not so."""
-    steps, kept = state.steps + 1, state.accepted + accepted
-    if steps < _CLIMB_STEPS:
-        return replace(state, steps=steps, accepted=kept)
-    mean = kept / steps
-    gained = mean - state.before if state.rising else state.before - mean
-    rising = gained >= _CLIMB_WORTH if state.rising else gained >= _CLIMB_WORTH and state.k < _HIGHEST
-    if not state.rising and not rising:
-        # What was given up brought nothing: look for less.
-        rising = state.k <= 1
-    return Climb(max(1, min(_HIGHEST, state.k + (1 if rising else -1))), rising, before=mean)
+    """After a draft: K grows for as long as the mean accepted length grows with it."""
+    return Climb(state.kept + _CLIMB_WEIGHT * (accepted - state.kept))

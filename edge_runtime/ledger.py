@@ -39,7 +39,7 @@ def affordable_k(ledger: Ledger, table: CostTable, k_max: int, upfront_s: float 
 
     ``upfront_s``: what the draft costs before its first token.
     """
-    plain_step_s = step_seconds(0, table)
+    plain_step_s = table.plain_s
     credit_s = ledger.credit_s(plain_step_s) - upfront_s
     k = 0
     while k < k_max and step_seconds(k + 1, table) - plain_step_s <= credit_s:

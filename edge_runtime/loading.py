@@ -96,10 +96,11 @@ class LoadedBundle:
 
     def drafter(self, name: DrafterName, strategy: Strategy | None = None) -> Drafter:
         """Auto is then the first of those that think, and lookup where there is none. Raises ``ConfigError``."""
-        if name == "none":
-            return NoDraft()
         if name == "auto":
             name = cast(DrafterName, next((one for one, role in _ROLES.items() if role in self.drafting), "lookup"))
+        _refuse_strategy(name, strategy)
+        if name == "none":
+            return NoDraft()
         max_k = self.max_head_rows - 1
         if name == "lookup":
             return PromptLookup(max_k=max_k)
@@ -109,7 +110,7 @@ class LoadedBundle:
         if role not in self.drafting:
             raise ConfigError(_no_model(name, role, self.manifest))
         if isinstance(strategy, Beam) and role != DRAFT:
-            raise ConfigError(f"strategy beam: only a draft model can look ahead, and drafter {name} is none")
+            raise ConfigError(f"strategy beam: only a draft model can look ahead, and {name} is none")
         return self._thinking(role, max_k, strategy or AsRequested())
 
     def _thinking(self, role: str, max_k: int, strategy: Strategy) -> Drafter:
@@ -163,6 +164,8 @@ class LoadedBundle:
 
     def _several(self, name: DrafterName, strategy: Strategy | None) -> Several:
         """What a chooser has to choose from: all that there is, or the one that is named."""
+        if name != "auto" or not self.drafting:
+            _refuse_strategy(name, strategy)
         if name == "none":
             return Several(NoDraft.name, (), ())
         if name not in ("auto", "lookup", "suffix"):
@@ -265,6 +268,12 @@ def _draft_engine(
         settings, capacity=capacity, max_head_rows=max(2, model.fan_out), deterministic=False, keeps_hidden=False
     )
     return OrtEngine(directory, manifest, role, own, target)
+
+
+def _refuse_strategy(drafter: str, strategy: Strategy | None) -> None:
+    """Nothing is ignored in silence. Raises ``ConfigError``."""
+    if drafter not in _ROLES and strategy is not None and not isinstance(strategy, AsRequested):
+        raise ConfigError(f"strategy {strategy.name}: drafter {drafter} has no model that picks tokens")
 
 
 def _no_model(drafter: str, role: str, manifest: Manifest) -> str:

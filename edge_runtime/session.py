@@ -243,7 +243,7 @@ class Session:
         _check_options(info, max_tokens, max_draft_tokens, top_logprobs, repeat_limit)
         if not 0 <= kv_len <= len(ids):
             raise InputError(f"{kv_len} cached tokens of a prompt of {len(ids)}")
-        _check_policy(policy, threshold, params, seed)
+        check_policy(policy, params, seed, threshold)
         self.prompt_len = self.length = len(ids)
         self.limit = info.capacity if max_tokens is None else min(info.capacity, len(ids) + max_tokens)
         self._buffer: Ids = np.zeros(self.limit, np.int64)
@@ -365,7 +365,8 @@ def _check_options(
     _check_range("repeat_limit", repeat_limit, LEAST_SPAN)
 
 
-def _check_policy(policy: Policy, threshold: float, params: SamplingParams, seed: int | None) -> None:
+def check_policy(policy: Policy, params: SamplingParams, seed: int | None, threshold: float = 0.5) -> None:
+    """Raises ``InputError``."""
     if not 0.0 < threshold <= 1.0:
         raise InputError(f"the acceptance threshold must be in (0, 1], not {threshold}")
     if policy == "sampled" and seed is not None and not params.greedy:

@@ -137,6 +137,8 @@ class Puppet:
 def result(text: str = "", reason: str | None = "stop", **changes: Any) -> GenerationResult:
     zero: dict[str, Any] = {}
     for one in dataclasses.fields(GenerationResult):
+        if one.default is not dataclasses.MISSING:
+            continue
         kind = str(one.type)
         zero[one.name] = () if kind.startswith("tuple") else "" if kind == "str" else 0
     return GenerationResult(**{**zero, "text": text, "finish_reason": reason, **changes})

@@ -170,7 +170,7 @@ def test_the_best_of_several_is_found() -> None:
     best = best_k([0.8], BOARD, 6).gain
     found = [decode(BOARD, sources, 800, seed) for seed in range(4)]
     for one in found:
-        assert one.sources[-400:].count("good") > 0.8 * len(one.sources[-400:])
+        assert one.sources[-100:].count("good") > 90
     assert sum(one.gain for one in found) / 4 > 0.92 * best
 
 
@@ -200,7 +200,7 @@ HALVES = st.sampled_from([0.0, 0.2, 0.5, 0.9])
 """Acceptance in one half of a text."""
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(
     st.lists(
         st.tuples(HALVES, HALVES, st.sampled_from([0.0, 0.2, 0.6])),
@@ -231,8 +231,8 @@ def test_no_set_of_drafters_loses_more_than_the_ledger_allows(
 @pytest.mark.parametrize("name", sorted(TABLES))
 def test_probes_of_many_parked_drafters_share_one_budget(name: str) -> None:
     table = TABLES[name]
-    sources = {str(number): Source(steady(0.0), table.draft_s) for number in range(6)}
-    found = decode(table, sources, 2000, seed=2, prior=0.05)
+    sources = {str(number): Source(steady(0.0), table.draft_s) for number in range(4)}
+    found = decode(table, sources, 1000, seed=2, prior=0.05)
     assert found.probes < 0.015
     looked_at = {reason.split()[1] for reason in found.reasons if reason.startswith("probe")}
     assert len(looked_at) > 2, "they take turns"

@@ -74,9 +74,30 @@ def test_the_draft_is_used_and_partly_right() -> None:
 
 
 def test_auto_takes_what_the_bundle_has() -> None:
-    assert report("--max-tokens", "2")["speculation"]["drafter"] == "draft_model"
-    alone = json.loads(text("--json", "--max-tokens", "2", bundle=tiny.bundle_without_draft()))
-    assert alone["speculation"]["drafter"] == "prompt_lookup"
+    for k, drafter, alone in (("2", "draft_model", "prompt_lookup"), ("auto", "auto", "auto")):
+        options = ("--json", "--max-tokens", "2", "--k", k)
+        assert json.loads(text(*options))["speculation"]["drafter"] == drafter
+        without = json.loads(text(*options, bundle=tiny.bundle_without_draft()))
+        assert without["speculation"]["drafter"] == alone
+
+
+@pytest.mark.parametrize("strategy", ["greedy", "top-k:3", "top-p:0.5", "beam:2"])
+def test_strategies_and_acceptance_by_name_do_not_change_a_greedy_text(strategy: str) -> None:
+    options = ("--deterministic", "--max-tokens", "30")
+    plain = text(*options, "--drafter", "none")
+    policy = "sampled" if strategy == "greedy" else "exact"
+    drafting = ("--drafter", "draft", "--k", "3", "--strategy", strategy, "--policy", policy)
+    assert text(*options, *drafting) == plain
+
+
+def test_what_was_drafted_is_accounted_for() -> None:
+    given = report("--drafter", "draft", "--k", "confidence", "--deterministic", "--max-tokens", "80")["speculation"]
+    (source,) = given["by_source"]
+    assert source == "draft_model" and given["by_source"][source]["drafted"] == given["drafted"]
+    assert sum(given["time_shares"].values()) == pytest.approx(1.0)
+    assert given["draft_mean_log_likelihood"] < 0.0
+    low = given["acceptance_rate"] < 0.5 and given["drafted"] >= 32
+    assert any(note.startswith("acceptance") for note in given["notes"]) == low
 
 
 # --- what an option does --------------------------------------------------------------------------

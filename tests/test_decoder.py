@@ -397,6 +397,25 @@ def test_threshold_is_lossy_and_says_what_it_keeps() -> None:
     assert kept_others > 0
 
 
+@pytest.mark.parametrize("head_mode", [1, 2])
+def test_the_threshold_rule_ends_a_verification_early(head_mode: HeadMode) -> None:
+    """The first source article's early rejection is the rule itself: no row behind the first cut is read."""
+    texts, sure = [], FakeModel(vocab_size=8, scale=2.0)
+    for mode in ("batched", head_mode):
+        engine = FakeEngine(sure)
+        session = Session(engine.info, [1, 2, 3], GREEDY, max_tokens=60, policy="threshold", threshold=0.3)
+        steps = decode(Decoder(engine, draft_model(sure, 0.8), FixedLength(5, mode)), session)  # type: ignore[arg-type]
+        texts.append(session.tokens.tolist())
+        if mode == "batched":
+            continue
+        assert isinstance(head_mode, int)
+        assert any(0 < step.accepted < step.drafted for step in steps)
+        for step in steps:
+            needed, rows = step.accepted + 1, step.drafted + 1
+            assert sum(count for count, _ in step.head_calls) == min(rows, -(-needed // head_mode) * head_mode)
+    assert texts[0] == texts[1]
+
+
 @pytest.mark.parametrize("max_rows", [2, 3, 4, 8])
 @pytest.mark.parametrize("k", range(7))
 def test_a_step_feeds_whatever_the_cache_lacks(k: int, max_rows: int) -> None:

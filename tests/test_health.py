@@ -120,8 +120,8 @@ def test_sources_are_counted_apart() -> None:
 def test_exact_takes_what_the_target_draws_and_sampled_accepts_more() -> None:
     params, rates, texts = SamplingParams(top_k=8), {}, {}
     for policy in ("lossless", "sampled", "exact"):
-        engine = FakeEngine(MODEL, capacity=1024)
-        draft = DraftModel(FakeEngine(replace(MODEL, agreement=0.8), capacity=1024), engine.info)
+        engine = FakeEngine(MODEL, capacity=320)
+        draft = DraftModel(FakeEngine(replace(MODEL, agreement=0.8), capacity=320), engine.info)
         session = Session(engine.info, PROMPT, params, rng=np.random.default_rng(5), policy=policy)  # type: ignore[arg-type]
         decode(Decoder(engine, draft, FixedLength(1)), session)
         rates[policy] = session.totals.accepted / session.totals.drafted

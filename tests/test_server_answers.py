@@ -67,7 +67,8 @@ def test_a_chat(run: Running, puppet: Puppet) -> None:
     # The token that ended the text was made too.
     assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (5, 6, 11)
     assert usage["prompt_tokens_details"] == {"cached_tokens": 3}
-    assert set(answer["timings"]) == {"ttft_ms", "tpot_ms", "queued_ms", "draft_n", "draft_n_accepted"}
+    times = {"ttft_ms", "tpot_ms", "queued_ms"}
+    assert set(answer["timings"]) == times | {"draft_n", "draft_n_accepted", "draft_by_source", "notes"}
     assert answer["timings"]["queued_ms"] == 1.0
 
 

@@ -98,6 +98,16 @@ def test_speculation_as_asked(run: Running, puppet: Puppet, wish: dict[str, Any]
     assert asked(run, puppet, CHAT, speculative=wish).max_draft_tokens == most
 
 
+@pytest.mark.parametrize("acceptance", ["lossless", "exact", "sampled"])
+def test_acceptance_by_name(run: Running, puppet: Puppet, acceptance: str) -> None:
+    assert asked(run, puppet, CHAT, speculative={"acceptance": acceptance}).policy == acceptance
+    assert asked(run, puppet, CHAT, speculative={}).policy == "lossless"
+
+
+def test_a_daemon_is_lossless(run: Running) -> None:
+    assert "threshold" in refused(run, CHAT, 400, speculative={"acceptance": "threshold"})["message"]
+
+
 def test_choices_have_seeds_of_their_own(run: Running, puppet: Puppet) -> None:
     """The first one that of a request for a single answer."""
     asked(run, puppet, CHAT, seed=7, n=3)

@@ -14,7 +14,7 @@ from ..drafters.strategy import strategy_named
 from ..errors import ConfigError, InputError
 from ..loading import LENGTH_POLICIES, DrafterName, LoadedBundle, LoadSettings, length_policy, most_draft_tokens
 from ..sampling import SamplingParams
-from ..session import Policy
+from ..session import Policy, check_policy
 from ..text.stop import StopStrings
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -109,9 +109,10 @@ def load_settings(given: dict[str, Any]) -> LoadSettings:
 
 
 def check_drafting(given: dict[str, Any]) -> None:
-    """Before anything is loaded. Raises ``ConfigError``."""
+    """Before anything is loaded. Raises ``ConfigError`` and ``InputError``."""
     length_policy(given["k"])
     strategy_named(given["strategy"])
+    check_policy(given["policy"], sampling_params(given), given["seed"])
 
 
 def decoder_of(bundle: LoadedBundle, given: dict[str, Any]) -> Decoder:

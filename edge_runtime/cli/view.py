@@ -62,8 +62,8 @@ def _rows(status: Status, width: int) -> Iterator[Text]:
     if speculation.reason:
         yield _row("", speculation.reason)
     for source in speculation.sources:
-        rate = _percent(source.accepted_tokens / source.draft_tokens if source.draft_tokens else None)
-        yield _row(f"  {source.source}", f"{source.draft_tokens} drafted, {rate} kept")
+        kept = _percent(source.accepted_tokens / source.draft_tokens if source.draft_tokens else None)
+        yield _row(f"  {source.source}", f"{source.draft_tokens} drafted, {kept} kept")
     for note in speculation.notes:
         yield _row("", note)
     if speculation.acceptance_by_position:

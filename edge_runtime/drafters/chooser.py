@@ -20,6 +20,7 @@ from edge_runtime.choice import (
     TextMemory,
     decide,
     judged,
+    richer,
 )
 from edge_runtime.choice import refill_steps as steps_of_a_probe
 from edge_runtime.cost import CostTable, best_k, step_seconds, stop_below
@@ -39,8 +40,6 @@ _SAMPLED = 0.8
 """Share of it where the target draws."""
 _SEEDED = 3.0
 """Trials that what other texts showed counts as in a new one."""
-_KNOWN = 8.0
-"""Trials from which on a source that lost elsewhere starts parked."""
 _FIRST_REACH = 4
 """Largest K of a prediction before it has shown anything; it doubles with what was kept."""
 _TYPICAL = 64.0
@@ -94,6 +93,7 @@ class Chooser:
         ends. Where ``costs`` know nothing yet, the first offers are tried out, and models wait for a price."""
         self.costs = costs
         self._models, self._k_max, self._free_k = tuple(models), k_max, free_k
+        self._names = frozenset(name for name, _ in models)
         self._policy = policy or KPolicy()
         self._records: dict[str, AcceptanceEstimate] = {}
         """By key, over all texts."""
@@ -146,7 +146,7 @@ class Chooser:
         self, plan: LengthPlan, result: StepResult, kv_len: int, memory: TextMemory, confidences: Sequence[float] = ()
     ) -> None:
         """After the step of ``plan``, with ``kv_len`` as it was planned with."""
-        model = plan.source if plan.source in dict(self._models) else ""
+        model = plan.source if plan.source in self._names else ""
         self.costs.observe(result, kv_len, model)
         memory.committed += len(result.tokens)
         if result.finish_reason is not None:
@@ -162,7 +162,10 @@ class Chooser:
             kept = [1.0] * result.accepted + [0.0] * result.drafted
             step_s = step_seconds(result.drafted, table, result.head_mode, kept)
             step_s += max(0, result.caught_up - memory.granted) * table.catch_up_s
-            memory.ledger = memory.ledger.after(len(result.tokens), step_s, step_seconds(0, table))
+            plain_s = table.plain_s
+            memory.ledger = memory.ledger.after(len(result.tokens), step_s, plain_s)
+            won_s = len(result.tokens) * plain_s - step_s
+            memory.choice = richer(memory.choice, won_s, plain_s, self._policy)
         memory.granted = 0 if result.caught_up else memory.granted
 
     # Candidates
@@ -188,7 +191,7 @@ class Chooser:
             return one
         upfront_s = missing * table.catch_up_s
         # The whole prompt is no guess's price but an entry fee: due where the answer is expected to win it back.
-        won_s = min(float(ask.left), self._typical) * step_seconds(0, table) * max(0.0, 1.0 - 1.0 / one.best.gain)
+        won_s = min(float(ask.left), self._typical) * table.plain_s * max(0.0, 1.0 - 1.0 / one.best.gain)
         granted = fed == 0 and upfront_s <= won_s
         return replace(one, upfront_s=upfront_s, charged_s=0.0 if granted else upfront_s)
 
@@ -229,18 +232,18 @@ class Chooser:
                 prior_mean=rates[0] if rates else record.prior_mean,
             )
             kept = memory.sources[key] = SourceMemory(estimate, reach)
-            if record.tried and record.tried[0] >= _KNOWN:
-                best = self._candidate(key, source, kept, table, reach).best
-                kept.state = SourceState(parked=best.gain < self._policy.park_below)
+            # What looks bad from the start must not spend what a text may lose; a probe will tell.
+            best = self._candidate(key, source, kept, table, reach).best
+            kept.state = SourceState(parked=best.gain < self._policy.park_below)
         return kept
 
     def _plan(self, decision: SourceDecision, one: Candidate, ask: Ask, memory: TextMemory) -> LengthPlan:
         threshold = 0.0
-        if one.source in dict(self._models):
+        if one.source in self._names:
             if one.upfront_s and not one.charged_s:
                 memory.granted = ask.length
             memory.fed[one.source] = ask.length
-            worth = max(decision.tokens_per_s, 1.0 / step_seconds(0, one.table))
+            worth = max(decision.tokens_per_s, 1.0 / one.table.plain_s)
             threshold = stop_below(decision.k, one.estimate.rates(1)[0], one.table, worth)
         return LengthPlan(
             decision.k, decision.head_mode, decision.reason, threshold, decision.source, decision.key, decision.weight
@@ -268,7 +271,7 @@ class Chooser:
             table = self.costs.table(0)
             wait = 0.0 if table is None else steps_of_a_probe(table, self._policy)
             kept.state = judged(kept.state, result.accepted > 0, step, wait, self._policy)
-        if plan.source in dict(self._models):
+        if plan.source in self._names:
             memory.fed[plan.source] += result.accepted
             if plan.stop_below > 0.0:
                 self._went(plan.key, plan.k, result.drafted)

@@ -13,7 +13,7 @@ from edge_runtime.row_cost import CostEstimate, observe_cost, prime_cost
 
 from ..session import GRAMMAR, PREDICTION, StepResult
 
-_TABLE_AGE = 8
+_TABLE_AGE = 16
 """Steps between two cost tables: estimates move slowly, and a table takes longer to make than to use."""
 
 

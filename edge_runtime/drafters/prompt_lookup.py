@@ -14,6 +14,9 @@ from edge_runtime.errors import ConfigError
 from ..session import common_prefix
 from .protocol import NO_TOKENS, DraftContext, DraftProposal
 
+_LONGEST = 32
+"""Agreeing tokens beyond which one place is no better than another."""
+
 
 class PromptLookup:
     """Proposes what followed the most recent earlier place of the longest matching n-gram."""
@@ -43,13 +46,20 @@ class PromptLookup:
         if len(found) < k:
             # The match runs into the end of the text: the copy goes on copying itself, as a loop would.
             found = np.resize(context.tokens[start:], k)
-        return DraftProposal(found, None, self.name)
+        return DraftProposal(found, None, self.name, evidence=_agreement(context.tokens, start))
 
     def observe(self, slot: int, accepted: int) -> None:
         pass
 
     def reset(self, slot: int) -> None:
         self._indexes.pop(slot, None)
+
+
+def _agreement(tokens: Ids, place: int) -> int:
+    """Tokens before ``place`` that are those at the end."""
+    longest = min(_LONGEST, place)
+    differs = tokens[place - longest : place] != tokens[len(tokens) - longest :]
+    return int(differs[::-1].argmax()) if differs.any() else longest
 
 
 class _Index:

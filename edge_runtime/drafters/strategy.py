@@ -148,12 +148,13 @@ def strategy_named(text: str) -> Strategy:
     name, colon, number = text.partition(":")
     try:
         if not colon:
-            plain: dict[str, type[AsRequested | Greedy | TopK | TopP | Beam]]
+            plain: dict[str, Callable[[], Strategy]]
             plain = {"as-requested": AsRequested, "greedy": Greedy, "top-k": TopK, "top-p": TopP, "beam": Beam}
             return plain[name]()
         if name == "top-p":
             return TopP(float(number))
-        return {"top-k": TopK, "beam": Beam}[name](int(number))
+        counted: dict[str, Callable[[int], Strategy]] = {"top-k": TopK, "beam": Beam}
+        return counted[name](int(number))
     except (KeyError, ValueError):
         known = ", ".join(STRATEGIES[:2]) + ", top-k[:N], top-p[:MASS] and beam[:WIDTH]"
         raise ConfigError(f"strategy: {text!r} is none of {known}") from None
