@@ -17,9 +17,11 @@ from .drafters.length import FixedLength, LengthPlan, LengthPolicy
 from .drafters.protocol import Drafter, NoDraft
 from .drafting import Clock as Clock
 from .drafting import Draft, Drafting
-from .engines.protocol import Engine, HeadRequest, Ids, StepInput
+from .engines.protocol import Engine, HeadOutput, HeadRequest, Ids, StepInput
 from .repetition import period
+from .sampling import Distribution
 from .session import FinishReason, Kind, Session, StepResult, StepTimes, Top
+from .tree import Tree, row_parents
 from .verification import Judge, Row, judge_for
 
 Progress = Callable[[int, int], None]
@@ -35,11 +37,20 @@ class _Walk:
     top: list[Top] = field(default_factory=list)
     accepted: int = 0
     judged: int = 0
+    chain: int = 0
+    """Drafts one behind the other, before any alternative."""
+    path: list[int] = field(default_factory=list)
+    """Nodes of the draft's tree that were accepted and gone on from."""
     kind: Kind | None = None
     head_calls: list[tuple[int, float]] = field(default_factory=list)
     scored: int = 0
     draft_log_likelihood: float = 0.0
     """Of the ``scored`` drafts."""
+
+    @property
+    def node(self) -> int:
+        """Of the draft's tree that the walk stands on, -1 for the text."""
+        return self.path[-1] if self.path else -1
 
 
 class Decoder:
@@ -146,9 +157,14 @@ class Decoder:
         position, first = session.kv_len, session.length - 1 - session.kv_len
         fed = session.pending_with(draft.tokens)
         before = clock()
-        self.target.forward(StepInput(session.slot, fed, position, None))
+        parents = None if draft.parents is None else row_parents(first, draft.parents)
+        self.target.forward(StepInput(session.slot, fed, position, None, parents=parents))
         body_s = clock() - before
         walk = self._verify(session, draft, first)
+        if walk.node >= len(walk.path):
+            before = clock()
+            self.target.keep_path(session.slot, session.length, np.array(walk.path, np.int64))
+            body_s += clock() - before
         repetition = _end_repetition(session, walk)
         session.commit(walk.tokens, walk.logprobs, session.length + walk.accepted)
         session.repetition = repetition
@@ -164,7 +180,8 @@ class Decoder:
             tokens=tuple(walk.tokens),
             logprobs=tuple(walk.logprobs),
             k=draft.plan.k,
-            drafted=walk.judged if walk.kind == "ended" else draft.count,
+            # Where the text ended, or left the chain, what was drafted behind was never tried.
+            drafted=walk.judged if walk.kind == "ended" or walk.node >= walk.chain else draft.count,
             accepted=walk.accepted,
             kind=walk.kind,
             rows=len(fed),
@@ -181,54 +198,77 @@ class Decoder:
         )
 
     def _verify(self, session: Session, draft: Draft, first: int) -> _Walk:
-        """Rows ``first`` + 0..K of the last forward, until a draft is rejected or the text ends."""
+        """Rows ``first`` + 0..K of the last forward, until a draft is rejected or the text ends; then alternatives."""
         judge = judge_for(session)
-        rows = len(draft.tokens) + 1
+        walk = self._verify_chain(session, draft, draft.chain, judge, first)
+        if draft.parents is None:
+            return walk
+        tree = Tree.of(draft.tokens, draft.parents)
+        while walk.kind == "recovered" and (node := tree.alternative(walk.node, walk.tokens[-1])) is not None:
+            walk.accepted += 1
+            walk.path.append(node)
+            walk.kind = "ended" if walk.tokens[-1] in session.eos_ids else None
+            while walk.kind is None:
+                self._verify_behind(session, tree, walk, judge, first)
+        return walk
+
+    def _verify_chain(self, session: Session, draft: Draft, chain: Ids, judge: Judge, first: int) -> _Walk:
+        rows = len(chain) + 1
         group = rows if draft.plan.head_mode == "batched" else draft.plan.head_mode
         group = min(group, self._max_head_rows)
         gather: Ids | None = None
         if judge.gathers or rows > 1:
             gather = self._gather[:rows]
-            gather[:-1] = draft.tokens
+            gather[:-1] = chain
             gather[-1] = 0  # the bonus row has no draft
-        drafted = draft.tokens.tolist()
+        drafted = chain.tolist()
         if draft.refused is not None and draft.laws is not None:
             drafted.append(draft.refused)
-        walk = _Walk()
+        walk = _Walk(chain=len(chain))
         for start in range(0, rows, group):
             stop = min(start + group, rows)
-            request = HeadRequest(
-                first + start,
-                first + stop,
-                judge.inverse_temperature,
-                None if gather is None else gather[start:stop],
-            )
-            before = self._clock()
-            head = self.target.head(request)
-            walk.head_calls.append((stop - start, self._clock() - before))
+            head = self._head(walk, judge, first + start, first + stop, None if gather is None else gather[start:stop])
             for index in range(start, stop):
                 row = Row(self.target, head, index - start, judge.inverse_temperature, session.shaper)
-                _decide(walk, judge, row, index, drafted, draft, session)
+                law = None if draft.laws is None or index == len(drafted) else draft.laws[index]
+                _decide(walk, judge, row, drafted[index] if index < len(drafted) else None, law, session)
+                if index < min(walk.judged, len(chain)):
+                    walk.scored += 1
+                    walk.draft_log_likelihood += row.draft_logprob
                 if walk.kind is not None:
                     return walk
+                walk.path.append(index)
         return walk
 
+    def _verify_behind(self, session: Session, tree: Tree, walk: _Walk, judge: Judge, first: int) -> None:
+        """The row of the alternative that the walk stands on. Few are reached, so each is read out alone."""
+        node = walk.node
+        behind = tree.next(node)
+        gather = self._gather[:1]
+        gather[0] = 0 if behind is None else tree.tokens[behind]
+        head = self._head(walk, judge, first + 1 + node, first + 2 + node, gather if judge.gathers else None)
+        row = Row(self.target, head, 0, judge.inverse_temperature, session.shaper)
+        _decide(walk, judge, row, None if behind is None else tree.tokens[behind], None, session)
+        if behind is not None and walk.kind in (None, "ended"):
+            walk.path.append(behind)
 
-def _decide(
-    walk: _Walk, judge: Judge, row: Row, index: int, drafted: list[int], draft: Draft, session: Session
-) -> None:
+    def _head(self, walk: _Walk, judge: Judge, first: int, stop: int, gather: Ids | None) -> HeadOutput:
+        before = self._clock()
+        head = self.target.head(HeadRequest(first, stop, judge.inverse_temperature, gather))
+        walk.head_calls.append((stop - first, self._clock() - before))
+        return head
+
+
+def _decide(walk: _Walk, judge: Judge, row: Row, draft: int | None, law: Distribution | None, session: Session) -> None:
     """Take the row's token into the walk, and end it where nothing behind can matter."""
-    position = session.length + index
-    if index == len(drafted):
+    position = session.length + len(walk.tokens)
+    if draft is None:
         token = judge.draw(row, position)
         walk.kind = "bonus"
     else:
-        decision = judge.decide(row, drafted[index], None if draft.laws is None else draft.laws[index], position)
+        decision = judge.decide(row, draft, law, position)
         token = decision.token
         walk.judged += 1
-        if index < len(draft.tokens):
-            walk.scored += 1
-            walk.draft_log_likelihood += row.draft_logprob
         if decision.accepted:
             walk.accepted += 1
             if token in session.eos_ids:

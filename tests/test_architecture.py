@@ -28,7 +28,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"acceptance", "sampling", "shaping", "noise", "cost", "estimate", "ledger", "repetition", "row_cost"})
     | frozenset({"calibration", "choice", "health", "memory", "resident", "status"}),
     frozenset({"governor", "engines", "telemetry", "config", "text"}),
-    frozenset({"drafters", "drafting", "session", "shaper", "decoder", "verification", "generation", "testing"})
+    frozenset({"drafters", "drafting", "session", "shaper", "decoder", "tree", "verification", "generation", "testing"})
     | frozenset({"warmup"}),
     frozenset({"loading", "scheduler"}),
     frozenset({"server", "client"}),

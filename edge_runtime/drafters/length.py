@@ -28,6 +28,8 @@ class LengthPlan:
     """What the estimate of that is kept by."""
     weight: float = 1.0
     """Trials that the step counts as."""
+    branches: int = 0
+    """Most alternatives beside the chain, where drafter and engine know such."""
 
 
 class LengthPolicy(Protocol):
@@ -50,14 +52,17 @@ class LengthPolicy(Protocol):
 class FixedLength:
     name = "fixed"
 
-    def __init__(self, k: int, head_mode: HeadMode = "batched", stop_below: float = 0.0) -> None:
+    def __init__(
+        self, k: int, head_mode: HeadMode = "batched", stop_below: float = 0.0, branches: int = 0
+    ) -> None:
         if k < 0:
             raise ValueError(f"k must be >= 0, not {k}")
-        self._k, self._head_mode, self._stop_below = k, head_mode, stop_below
+        self._k, self._head_mode, self._stop_below, self._branches = k, head_mode, stop_below, branches
         self._reason = f"fixed K={k}"
 
     def plan(self, k_max: int, prompt_tokens: int, kv_len: int, text: TextState) -> LengthPlan:
-        return LengthPlan(fixed_length(self._k, k_max), self._head_mode, self._reason, self._stop_below)
+        k = fixed_length(self._k, k_max)
+        return LengthPlan(k, self._head_mode, self._reason, self._stop_below, branches=self._branches)
 
     def observe(self, result: StepResult, kv_len: int, text: TextState) -> None:
         pass

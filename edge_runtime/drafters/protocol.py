@@ -44,6 +44,8 @@ class DraftContext:
     """From the draft's own probability of a token to the chance that the target keeps it, as far as that was learnt."""
     client: int = 0
     """Who asks: what one client's texts say must not be told another."""
+    branches: int = 0
+    """Most alternatives beside the chain."""
     kv_len: int = 0
     """m, the tokens that the target's cache holds; 0 before it has run the text."""
 
@@ -51,7 +53,7 @@ class DraftContext:
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftProposal:
     tokens: Ids
-    """[K]"""
+    """[K], or [K + alternatives]: the chain comes first."""
     laws: tuple[Distribution, ...] | None
     """[K] exactly the law each token was drawn from, given those before it; ``None``: not drawn (one-hot)."""
     source: str
@@ -61,6 +63,11 @@ class DraftProposal:
     """[K] the draft's own probability of each token, that ``chance`` is learnt from; or empty."""
     evidence: int = 0
     """Tokens that agreed where a drafter found its proposal in some text; 0 where it did not look for any."""
+    parents: Ids | None = None
+    """[len(tokens)] the earlier token that each one follows, -1 for the text; ``None``: a chain, each the one before.
+
+    Alternatives were not drawn: which they are may depend on the drafts before them, never on chance.
+    """
 
 
 class Drafter(Protocol):

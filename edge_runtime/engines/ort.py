@@ -19,7 +19,7 @@ from ..bundle import Manifest, Model
 from ..errors import BundleError, ConfigError, EngineError
 from .ort_bindings import Bindings, BoundReadout
 from .ort_memory import Arrays
-from .ort_session import map_table, open_sessions, refuse_missing_provider
+from .ort_session import Sessions, map_table, open_sessions, refuse_missing_provider
 from .ort_settings import OrtSettings as OrtSettings
 from .protocol import EngineInfo, Floats, HeadOutput, HeadRequest, Ids, StepInput, StepOutput
 
@@ -43,7 +43,7 @@ class OrtEngine:
             _refuse_other_slots(role, settings, target.info)
         self._model, self._settings = model, settings
         self._token_ids = _read_token_ids(directory, model)
-        self._arrays = Arrays(model, settings, None if target is None else target._arrays)
+        self._arrays: Arrays = Arrays(model, settings, None if target is None else target._arrays)
         self._info = EngineInfo(
             vocab_size=model.vocab_size,
             hidden_size=model.hidden_size,
@@ -60,7 +60,7 @@ class OrtEngine:
         self._cuda = settings.device == "cuda"
         self._table = {} if self._cuda else _shared_table(directory, model, target)
         known = None if target is None else target._sessions
-        self._sessions = open_sessions(directory, model, settings, self._table, known)
+        self._sessions: Sessions = open_sessions(directory, model, settings, self._table, known)
         screen = model.screen if settings.head == "screened" else None
         self._bindings = Bindings(model, screen, self._arrays, self._sessions)
         self._last_readout: BoundReadout | None = None
@@ -132,6 +132,11 @@ class OrtEngine:
             raise ValueError(f"{count} entries of slot {source} into slot {target}: {info.slots} of {info.capacity}")
         if source != target and count:
             self._arrays.copy_prefix(source, target, count)
+
+    def keep_path(self, slot: int, position: int, rows: Ids) -> None:
+        if not self._info.trees:
+            raise ValueError("this engine runs no trees")
+        self._arrays.keep_path(slot, position, rows)
 
     def hidden_rows(self, slot: int) -> Floats:
         kept = self._arrays.kept

@@ -50,6 +50,11 @@ class Buffer:
         except Exception as problem:  # onnxruntime raises its own classes, unrelated to each other
             raise EngineError(f"onnxruntime: {str(problem).splitlines()[0]}") from problem
 
+    def move_positions(self, sources: NDArray[np.int64], position: int) -> None:
+        """Entries ``sources`` [n] of [1, heads, positions, dim] to ``position`` on; only where the host sees them."""
+        assert self._host is not None  # an engine without it runs no trees
+        self._host[:, :, position : position + len(sources)] = self._host[:, :, sources]
+
     def host(self, rows: int) -> NDArray[Any]:
         """The first rows: a view on the CPU, a copy from a device."""
         if self._host is not None:
@@ -101,6 +106,14 @@ class Arrays:
                 copy.take_positions(cache, count)
         if self.kept is not None:
             self.kept[target, :count] = self.kept[source, :count]
+
+    def keep_path(self, slot: int, position: int, rows: NDArray[np.int64]) -> None:
+        sources = position + rows
+        for held in self.cache[slot]:
+            for cache in held:
+                cache.move_positions(sources, position)
+        if self.kept is not None:
+            self.kept[slot, position : position + len(rows)] = self.kept[slot, sources]
 
 
 def _zeros(shape: tuple[int, ...], dtype: type[Any], paid: str) -> NDArray[Any]:

@@ -41,6 +41,8 @@ class EngineInfo:
     """Whether the hidden rows of a slot stay behind its cache entries, for such drafters."""
     fan_out: int = 1
     """Hidden rows that a forward makes of each token: more than one where parallel heads say several next tokens."""
+    trees: bool = False
+    """Whether a forward may run alternatives side by side (``StepInput.parents``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,12 @@ class StepInput:
     """``None`` where only the cache is filled (all prefill chunks but the last)."""
     hidden: Floats | None = None
     """[T, hidden_input] where the engine takes them, else ``None``."""
+    parents: Ids | None = None
+    """[T] the earlier row that each token follows, -1 for the text in the cache; ``None``: each the one before it.
+
+    A tree, where ``info.trees``: a row stands one place behind its parent and attends to the text and its ancestors,
+    while its entry lies at ``position`` + its index, to be moved by ``keep_path`` or overwritten.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +132,13 @@ class Engine(Protocol):
         """Cache entries [0, ``count``) of slot ``source`` into ``target``; what that one held behind them is void.
 
         After an ``EngineError`` all of ``target`` is void. The slots stay apart: neither sees what is written later.
+        """
+        ...
+
+    def keep_path(self, slot: int, position: int, rows: Ids) -> None:
+        """Entries ``position`` + ``rows`` [n], rising, become the entries [``position``, ``position`` + n).
+
+        What of a tree was accepted, made a text again. After an ``EngineError`` all from ``position`` on is void.
         """
         ...
 

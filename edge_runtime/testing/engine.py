@@ -35,7 +35,7 @@ class ManualClock:
         self.now_s += seconds
 
 
-CallKind = Literal["forward", "head", "logits", "copy"]
+CallKind = Literal["forward", "head", "logits", "copy", "keep"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,7 @@ class FakeEngine:
         keeps_hidden: bool = False,
         hidden_input: int | None = None,
         fan_out: int = 1,
+        trees: bool = False,
     ) -> None:
         """``token_ids`` rising, for a reduced head. ``clock`` moves by what ``cost`` says a call takes."""
         self.model = model or FakeModel()
@@ -84,6 +85,7 @@ class FakeEngine:
             hidden_input=hidden_input,
             keeps_hidden=keeps_hidden,
             fan_out=fan_out,
+            trees=trees,
         )
         # One spare entry for the padded row of min_rows 2.
         self.cache: Ids = np.full((slots, capacity + 1), UNWRITTEN, np.int64)
@@ -130,27 +132,38 @@ class FakeEngine:
 
     def take(self, step: StepInput) -> list[int]:
         """Write the step's entries; the digest that each of its rows knows."""
-        self.write(step.slot, step.position, step.tokens)
+        self.write(step.slot, step.position, step.tokens, step.parents)
         return self.digests[step.slot][step.position : step.position + len(step.tokens)]
 
     def feed(self, known: list[int]) -> Floats | None:
         """What the engine says its target's rows would be, by what its own rows know."""
         return None
 
-    def write(self, slot: int, position: int, tokens: Ids) -> None:
-        for place, token in enumerate(tokens.tolist(), start=position):
+    def write(self, slot: int, position: int, tokens: Ids, parents: Ids | None = None) -> None:
+        for row, token in enumerate(tokens.tolist()):
+            place = position + row
             self.cache[slot, place] = token
+            before = self._before(position, row, parents)
             deep, shallow = self.digests[slot], self.shallow[slot]
-            alike = place == 0 or deep[place - 1] == shallow[place - 1]
-            deep[place] = self.behind(slot, deep, place)
-            shallow[place] = deep[place] if alike else self.behind(slot, shallow, place)
+            alike = not before or deep[before[-1]] == shallow[before[-1]]
+            deep[place] = self.behind(slot, deep, place, before)
+            shallow[place] = deep[place] if alike else self.behind(slot, shallow, place, before)
 
-    def behind(self, slot: int, digests: Sequence[int], place: int) -> int:
+    def _before(self, position: int, row: int, parents: Ids | None) -> Sequence[int]:
+        """Entries that the one of a row follows, in order."""
+        if parents is None:
+            return range(position + row)
+        path = []
+        while (row := int(parents[row])) >= 0:
+            path.append(position + row)
+        return [*range(position), *reversed(path)]
+
+    def behind(self, slot: int, digests: Sequence[int], place: int, before: Sequence[int]) -> int:
         """What an entry knows, made from its token and from those before it."""
         model, tokens = self.model, self.cache[slot]
         if model.order is not None:
-            return model.digest(tokens[: place + 1])
-        return model.extend(digests[place - 1] if place else 0, int(tokens[place]))
+            return model.digest(tokens[[*before, place]])
+        return model.extend(digests[before[-1]] if before else 0, int(tokens[place]))
 
     def head(self, request: HeadRequest) -> HeadOutput:
         first, count = request.first, request.stop - request.first
@@ -192,6 +205,18 @@ class FakeEngine:
             self._kept[target, :done] = self._kept[source, :done]
         self._fail()
 
+    def keep_path(self, slot: int, position: int, rows: Ids) -> None:
+        self.calls.append(FakeCall("keep", slot, position, len(rows)))
+        self._fail()
+        for place, source in enumerate((position + rows).tolist(), start=position):
+            if source < place:
+                raise ValueError("the rows of a path do not rise")
+            self.cache[slot, place] = self.cache[slot, source]
+            for digests in (self.digests, self.shallow):
+                digests[slot][place] = digests[slot][source]
+            if self._info.keeps_hidden:
+                self._kept[slot, place] = self._kept[slot, source]
+
     def hidden_rows(self, slot: int) -> Floats:
         if not self._info.keeps_hidden:
             raise ValueError("this engine keeps no hidden rows")
@@ -213,6 +238,8 @@ class FakeEngine:
             raise ValueError(f"tokens [{step.position}, {step.position + count}) leave a slot of {info.capacity}")
         if int(step.tokens.min()) < 0 or int(step.tokens.max()) >= self.model.vocab_size:
             raise ValueError("a token id is outside the embedding table")
+        if step.parents is not None and not (info.trees and _is_tree(step.parents, count)):
+            raise ValueError("no tree, or an engine without trees")
         wanted = None if info.hidden_input is None else (count, info.hidden_input)
         given = None if step.hidden is None else step.hidden.shape
         if given != wanted:
@@ -239,3 +266,7 @@ class FakeEngine:
             self.fail_after = None
             raise EngineError("the fake engine was told to fail")
         self.fail_after -= 1
+
+
+def _is_tree(parents: Ids, count: int) -> bool:
+    return parents.shape == (count,) and bool(np.all((parents >= -1) & (parents < np.arange(count))))

@@ -31,7 +31,7 @@ class FakeSelfDraft(FakeEngine):
         stop = step.position + len(step.tokens)
         for place, token in enumerate(step.tokens.tolist(), start=step.position):
             self.cache[step.slot, place] = token
-            self.shallow[step.slot][place] = self.behind(step.slot, self.shallow[step.slot], place)
+            self.shallow[step.slot][place] = self.behind(step.slot, self.shallow[step.slot], place, range(place))
             self.digests[step.slot][place] = UNWRITTEN
         return self.shallow[step.slot][step.position : stop]
 

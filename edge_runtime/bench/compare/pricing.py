@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from ...bundle import TARGET, Manifest
-from ...engines.protocol import Engine, EngineInfo, Floats, HeadOutput, HeadRequest, StepInput, StepOutput
+from ...engines.protocol import Engine, EngineInfo, Floats, HeadOutput, HeadRequest, Ids, StepInput, StepOutput
 from ...errors import ConfigError
 from ...loading import LoadedBundle
 from ...schema import structure
@@ -84,6 +84,9 @@ class PricedEngine:
 
     def copy_prefix(self, source: int, target: int, count: int) -> None:
         self._inner.copy_prefix(source, target, count)
+
+    def keep_path(self, slot: int, position: int, rows: Ids) -> None:
+        self._inner.keep_path(slot, position, rows)
 
     def hidden_rows(self, slot: int) -> Floats:
         return self._inner.hidden_rows(slot)
