@@ -188,8 +188,10 @@ class Rows:
     parts: tuple[str, ...]
 
 
-Op = Embed | RmsNorm | AddNorm | Linear | Attention | BorrowedAttention | GatedGelu | Softcap
-Op |= GroupNorm | Split | Join | Sum | GeluProduct | Gelu | Scale | Copy | Rows
+Op = (
+    Embed | RmsNorm | AddNorm | Linear | Attention | BorrowedAttention | GatedGelu | Softcap
+    | GroupNorm | Split | Join | Sum | GeluProduct | Gelu | Scale | Copy | Rows
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -26,7 +25,7 @@ _PARTS = ("natural", "drawn")
 @click.option("--rows", type=click.IntRange(min=1), default=16_384, show_default=True, help="Of the reduced head.")
 @click.option("--inner", type=click.IntRange(min=1), help="Width inside of a head.  [default: the target's]")
 @click.pass_obj
-def fit_heads(bars: Bars, target: Path, features: Path, output: Path, **given: Any) -> None:
+def fit_heads(bars: Bars, target: Path, features: Path, output: Path, heads: int, rows: int, inner: int | None) -> None:
     """Fit parallel heads to a TARGET's features, in closed form."""
     import numpy as np
 
@@ -49,10 +48,10 @@ def fit_heads(bars: Bars, target: Path, features: Path, output: Path, **given: A
         raise ConfigError(f"{features}: the rows of another target: their width is not {checkpoint.config.hidden_size}")
     full = min(checkpoint.config.vocab_size, tokenizer.vocab_size)
     seen = np.concatenate([part.tokens[: part.done].ravel() for part in parts]).astype(np.int64)
-    ids = rows_by_tokens(given["rows"], full, tokenizer, seen)
+    ids = rows_by_tokens(rows, full, tokenizer, seen)
     with bars() as progress:
-        fitted = fit(checkpoint, parts, ids, given["heads"], given["inner"], progress)
+        fitted = fit(checkpoint, parts, ids, heads, inner, progress)
     with new_directory(place) as directory:
         save_heads(directory, fit_record(fitted, checkpoint, parts))
         shutil.copyfile(Path(__file__).parent / "notices" / "GEMMA_NOTICE.txt", directory / "GEMMA_NOTICE.txt")
-    click.echo(f"{output}: {given['heads']} heads, fitted to {len(seen)} tokens")
+    click.echo(f"{output}: {heads} heads, fitted to {len(seen)} tokens")

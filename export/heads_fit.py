@@ -20,7 +20,7 @@ from edge_runtime.errors import ConfigError
 
 from .checkpoint import Checkpoint, effective_norm
 from .graph import Graph
-from .parallel_heads import FittedHeads, Floats, HeadsConfig
+from .parallel_heads import FittedHeads, HeadsConfig
 
 _BATCH_ROWS = 4096
 _GAIN_ROWS = 1024
@@ -31,6 +31,7 @@ _RIDGE = 1e-3
 """Of the mean of the diagonal."""
 
 Ids = NDArray[np.int64]
+Floats = NDArray[np.float32]
 Progress = Callable[[str, int, int], None]
 
 
@@ -187,8 +188,9 @@ def _fit_downs(maker: _RowMaker, mixes: list[Floats], ups: list[Floats], progres
     done = 0
     for rows in maker.batches():
         for i in range(heads):
-            a = rows.inputs @ mixes[i].T
-            features = gelu(a @ ups[i].T)
+            a: Floats = rows.inputs @ mixes[i].T
+            bent: Floats = a @ ups[i].T
+            features = gelu(bent)
             grams[i] += features.T @ features
             cross[i] += features.T @ (rows.wanted[i] - a)
         done += len(rows.inputs)
@@ -216,14 +218,16 @@ def _gains(
         if not len(chosen):
             yield 1.0
             continue
-        a = rows.inputs[chosen] @ mixes[i].T
-        logits = ((a + gelu(a @ ups[i].T) @ downs[i].T) * norm) @ head.T
-        own = logits[np.arange(len(chosen)), places[chosen]]
+        a: Floats = rows.inputs[chosen] @ mixes[i].T
+        bent: Floats = a @ ups[i].T
+        logits: Floats = ((a + gelu(bent) @ downs[i].T) * norm) @ head.T
+        own: Floats = logits[np.arange(len(chosen)), places[chosen]]
         yield min(_GAINS, key=lambda gain: _nll(logits, own, gain, maker.shape.final_softcap))
 
 
 def _nll(logits: Floats, own: Floats, gain: float, softcap: float | None) -> float:
-    scaled, mine = gain * logits, gain * own
+    scaled: NDArray[Any] = gain * logits
+    mine: NDArray[Any] = gain * own
     if softcap is not None:
         scaled, mine = softcap * np.tanh(scaled / softcap), softcap * np.tanh(mine / softcap)
     top = scaled.max(axis=1)
@@ -231,6 +235,6 @@ def _nll(logits: Floats, own: Floats, gain: float, softcap: float | None) -> flo
 
 
 def gelu(x: Floats) -> Floats:
-    inner = np.float32(np.sqrt(2.0 / np.pi)) * (x + np.float32(0.044715) * x**3)
-    out: Floats = np.float32(0.5) * x * (1.0 + np.tanh(inner))
+    inner: Floats = np.float32(np.sqrt(2.0 / np.pi)) * (x + np.float32(0.044715) * x**3)
+    out: Floats = (np.float32(0.5) * x * (np.float32(1.0) + np.tanh(inner))).astype(np.float32)
     return out
