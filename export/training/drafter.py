@@ -123,9 +123,9 @@ def drafts(start: Start, params: Mapping[str, Tensor], texts: TextRows, steps: i
 
 def trained(start: Start, params: Mapping[str, Tensor], record: dict[str, object]) -> TrainedDrafter:
     """As it is written to disk."""
-    found = {name: np.array(p.detach().cpu(), np.float32) for name, p in weights(start, params).items()}
+    found = {name: np.array(p.detach().cpu().numpy(), np.float32) for name, p in weights(start, params).items()}
     tensors = {name: found[name] for name in expected_shapes(start.config)}
-    return TrainedDrafter(start.config, tensors, np.array(start.token_ids.cpu(), np.int64), record)
+    return TrainedDrafter(start.config, tensors, np.array(start.token_ids.cpu().numpy(), np.int64), record)
 
 
 def _self_fed(q: Tensor, true: Projected, fed: list[Projected], shape: LayerShape) -> Tensor:

@@ -64,7 +64,7 @@ class Labels:
 
 def labels_of(start: Start, part: Part, directory: Path) -> Labels:
     """Made once a head and part, and kept in ``directory``."""
-    digest = hashlib.sha256(np.array(start.token_ids.cpu()).tobytes()).hexdigest()[:16]
+    digest = hashlib.sha256(start.token_ids.cpu().numpy().tobytes()).hexdigest()[:16]
     path = directory / f"labels-{part.directory.name}.npz"
     if path.is_file():
         with np.load(path) as known:
