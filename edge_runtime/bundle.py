@@ -27,6 +27,16 @@ _HASH_CHUNK = 8 << 20
 _LARGEST_SIZE = 1 << 24
 
 
+TREE_ROWS = 64
+"""Most rows of a forward that is a tree."""
+
+
+def tree_bias(window: int | None) -> str:
+    """Input of a body that runs trees, [1, 1, rows, total]: 0 for the entries that a row of such a layer sees, else
+    the least float32."""
+    return "attention_bias" if window is None else f"attention_bias_{window}"
+
+
 @dataclass(frozen=True, slots=True)
 class FileEntry:
     name: str
@@ -140,6 +150,11 @@ class Model:
     """Graph of the first layers, where a self-draft runs them alone: the body goes on from what it hands over."""
     lookup: Lookup | None = None
     """What each token says to every layer (Gemma 4's E models)."""
+
+    @property
+    def trees(self) -> bool:
+        """Whether rows of one forward may be alternatives."""
+        return any(line.graph == "body" and line.name == "position_ids" for line in self.io)
 
     @property
     def head_rows(self) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from edge_runtime.bundle import Lookup, MappedTensor, Model, Screen, Tensor
+from edge_runtime.bundle import TARGET, Lookup, MappedTensor, Model, Screen, Tensor
 from edge_runtime.errors import ConfigError
 
 from .checkpoint import Checkpoint, effective_norm
@@ -186,6 +186,7 @@ def body_spelling(
         ropes=store_ropes(file, graph, recipe.max_context + SPARE_POSITIONS, plan.ropes),
         accuracy_level=recipe.accuracy_level,
         half=recipe.half or plan.precision == "fp16",
+        trees=recipe.trees and plan.role == TARGET,
     )
 
 

@@ -77,6 +77,9 @@ class ExportRecipe:
         "text file for int4, whose activations weigh the rounding errors (GPTQ); builtin: a mixed text that comes with "
         "edge-export; none: round every weight by itself",
     )
+    trees: bool = _key(
+        False, "a target that verifies alternatives side by side; on a CPU, and not with half (attention takes a mask)"
+    )
     max_context: int = _key(4096, "longest context the bundle can serve; its rotary tables grow with it")
     candidates: int = _key(64, "C: ids that the engine returns per row with their logits")
     draft: DraftRecipe | None = _key(None, "a second, small model that drafts for the first")
@@ -95,6 +98,8 @@ class ExportRecipe:
     def __post_init__(self) -> None:
         if self.max_context < 1:
             raise ConfigError(f"max_context: {self.max_context} is not a length")
+        if self.trees and (self.half or self.precision == "fp16"):
+            raise ConfigError("trees: not with half or fp16")
         if self.mtp_vocab_rows < 1:
             raise ConfigError(f"mtp_vocab_rows: {self.mtp_vocab_rows} is not a count")
         if self.candidates < 1:

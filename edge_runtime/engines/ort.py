@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..bundle import Manifest, Model
+from ..bundle import TREE_ROWS, Manifest, Model
 from ..errors import BundleError, ConfigError, EngineError
 from .ort_bindings import Bindings, BoundReadout
-from .ort_memory import Arrays
+from .ort_memory import Arrays, bind_host
 from .ort_session import Sessions, map_table, open_sessions, refuse_missing_provider
 from .ort_settings import OrtSettings as OrtSettings
 from .protocol import EngineInfo, Floats, HeadOutput, HeadRequest, Ids, StepInput, StepOutput
@@ -56,6 +56,8 @@ class OrtEngine:
             hidden_input=model.hidden_input,
             keeps_hidden=settings.keeps_hidden,
             fan_out=model.fan_out,
+            # Whether rows are the same bits whatever stands beside them was shown for chains only.
+            trees=model.trees and settings.device == "cpu" and not settings.deterministic,
         )
         self._cuda = settings.device == "cuda"
         self._table = {} if self._cuda else _shared_table(directory, model, target)
@@ -79,6 +81,8 @@ class OrtEngine:
             raise ValueError(f"slot {step.slot} of {info.slots}, {count} rows of at most {info.max_rows}")
         if not 0 <= step.position <= info.capacity - count:
             raise ValueError(f"tokens [{step.position}, {step.position + count}) leave a slot of {info.capacity}")
+        if step.parents is not None and not (info.trees and len(step.parents) == count <= TREE_ROWS):
+            raise ValueError("no tree, or an engine without trees")
         rows = max(count, info.min_rows)
         arrays = self._arrays
         # A padded row writes garbage K/V behind the last token, where the next forward writes anyway.
@@ -87,7 +91,10 @@ class OrtEngine:
         arrays.seqlens_k[0] = step.position + rows - 1
         arrays.total_length[0] = step.position + rows
         self._take_hidden(step.hidden, count, rows)
+        biases = arrays.sight.look(step.position, rows, step.parents, arrays.position_ids)
         for run in self._bindings.forward(step.slot, rows):
+            for name in run.biases:
+                bind_host(run.binding.bind_input, name, biases[name], biases[name].shape)
             self._run(run.session, run.binding, run.small if self._cuda else None)
         self._rows = count * info.fan_out
         hidden = arrays.hidden.host(rows * info.fan_out)[: self._rows]

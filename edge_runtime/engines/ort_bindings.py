@@ -45,6 +45,8 @@ class BoundRun:
     binding: onnxruntime.IOBinding
     small: dict[str, NDArray[np.generic]]
     """Its inputs on the host, which onnxruntime copies to a device when they are bound, not when it runs."""
+    biases: tuple[str, ...] = ()
+    """Inputs whose shape changes with every step."""
 
 
 class Bindings:
@@ -102,6 +104,7 @@ class Bindings:
             "input_ids": arrays.ids[:, :rows],
             "seqlens_k": arrays.seqlens_k,
             "total_sequence_length": arrays.total_length,
+            "position_ids": arrays.position_ids[:, :rows],
         }
         if arrays.hidden_in is not None:
             small["hidden_in"] = arrays.hidden_in[:, :rows]
@@ -131,7 +134,7 @@ class Bindings:
             arrays.hidden.bind(binding.bind_output, "hidden", (1, rows * model.fan_out, model.hidden_size))
             if self.feeds and arrays.feed is not None:
                 arrays.feed.bind(binding.bind_output, "feed", (1, rows, *arrays.feed.shape[1:]))
-        return BoundRun(session, binding, small)
+        return BoundRun(session, binding, small, tuple(sorted(name for name in inputs if "attention_bias" in name)))
 
     def _bind_head(self, first: int, count: int) -> onnxruntime.IOBinding:
         arrays, model = self._arrays, self._model

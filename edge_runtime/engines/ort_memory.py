@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from ..bundle import Model
 from ..errors import EngineError
 from .ort_settings import OrtSettings
+from .ort_sight import Sight
 from .protocol import Floats
 
 
@@ -76,6 +77,8 @@ class Arrays:
         self.ids = np.zeros((1, rows), np.int64)
         self.seqlens_k = np.zeros(1, np.int32)
         self.total_length = np.zeros(1, np.int32)
+        self.position_ids = np.zeros((1, rows), np.int64)
+        self.sight = Sight(model, settings, rows)
         self.inverse_temperature = np.ones((), np.float32)
         self.gather_rows = np.zeros((settings.max_head_rows, 1), np.int64)
         self.hidden = Buffer((rows * model.fan_out, model.hidden_size), np.float32, device)

@@ -53,12 +53,15 @@ class Spelling:
     accuracy_level: int
     half: bool
     """Activations and cache in float16; the residual stream and the norms stay in float32 (Gemma 3 passes 65504)."""
+    trees: bool = False
+    """Rows say themselves where they stand and what they see."""
 
 
 def spell_body(graph: Graph, spelling: Spelling) -> onnx.ModelProto:
     """Inputs input_ids [1,T] i64, seqlens_k [1] i32 (= n+T-1), total_sequence_length [1] i32 (= n+T), past_*; outputs
     hidden [1,T,hidden] f32 and present_*, of which ``present_key_3.1`` is the buffer of ``present_key_3`` again.
 
+    With trees, position_ids [1,T] i64 and, for each window, attention_bias [1,1,T,n+T] f32 (``bundle.tree_bias``).
     Where the graph has them: the input hidden_in [1,T,hidden_input] f32 and the output feed of the same shape; what it
     takes from another graph or hands to one, [1,T,hidden] f32.
     """
@@ -74,6 +77,9 @@ def spell_body(graph: Graph, spelling: Spelling) -> onnx.ModelProto:
         del inputs[1]  # the queries alone need only one of the lengths
         if not any(isinstance(op, BorrowedAttention) for op in graph.body):
             del inputs[1]
+    if speller.attention.biases:
+        inputs.append(value_info("position_ids", TensorProto.INT64, (1, "rows")))
+        inputs += [value_info(name, TensorProto.FLOAT, (1, 1, "rows", "total")) for name in speller.attention.biases]
     rows = "rows" if graph.fan_out == 1 else "hidden_rows"
     if graph.lookup:
         inputs.append(value_info(Graph.PER_LAYER, TensorProto.FLOAT, (1, "rows", graph.lookup_width)))
@@ -127,7 +133,7 @@ class _Speller:
         self._graph, self._eps = graph, graph.rms_eps
         self._spelling = spelling
         self.nodes = Nodes(spelling.half)
-        self.attention = AttentionSpeller(self.nodes, spelling.norms, spelling.ropes, graph.rms_eps)
+        self.attention = AttentionSpeller(self.nodes, spelling.norms, spelling.ropes, graph.rms_eps, spelling.trees)
 
     def spell(self, op: Op) -> None:
         nodes = self.nodes

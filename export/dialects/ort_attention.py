@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
+from edge_runtime.bundle import TREE_ROWS, tree_bias
+
 from ..graph import Attention, BorrowedAttention, Rope
 from ..weights import Region
 from .ort_nodes import MS, Nodes
@@ -23,8 +25,11 @@ class AttentionSpeller:
         norms: Mapping[str, NDArray[np.float32]],
         ropes: Mapping[tuple[Rope, int], tuple[Region, Region]],
         eps: float,
+        trees: bool,
     ) -> None:
-        self._nodes, self._norms, self._ropes, self._eps = nodes, norms, ropes, eps
+        self._nodes, self._norms, self._ropes, self._eps, self._trees = nodes, norms, ropes, eps, trees
+        self.biases: list[str] = []
+        """Inputs that say which entries a row sees, in a graph that runs trees."""
         self._written: dict[int, tuple[str, str]] = {}
         self._passes: dict[int, int] = {}
 
@@ -50,8 +55,20 @@ class AttentionSpeller:
         if op.softcap is not None:
             attributes["softcap"] = op.softcap
         inputs = [q, k, v, *past, "seqlens_k", "total_sequence_length", *self._rotation(op.rope, kv.head_dim)]
+        if self._trees:
+            inputs += ["position_ids", self._bias(kv.window)]
+            # The bias says exactly what a row sees; this only bounds what is looked at. A row of a tree may lie so
+            # many entries behind its position.
+            if kv.window is not None:
+                attributes["local_window_size"] = kv.window + TREE_ROWS
         outs = [op.out, _present("key", i, again), _present("value", i, again)]
         nodes.several("GroupQueryAttention", inputs, outs, MS, **attributes)
+
+    def _bias(self, window: int | None) -> str:
+        name = tree_bias(window)
+        if name not in self.biases:
+            self.biases.append(name)
+        return name
 
     def borrowed(self, op: BorrowedAttention) -> None:
         """Products and a softmax over the valid entries: no operator attends without writing a cache."""
