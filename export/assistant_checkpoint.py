@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +34,7 @@ _NAMES = {
     "masked_embedding.centroids.weight": "centroids",
 }
 _ORDERING = "masked_embedding.token_ordering"
-_INTEGERS = {"I64": np.dtype("<i8"), "I32": np.dtype("<i4")}
+_INTEGERS: dict[str, np.dtype[Any]] = {"I64": np.dtype("<i8"), "I32": np.dtype("<i4")}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,7 +123,7 @@ def _ordering(config: AssistantConfig, files: Sequence[SafetensorsFile], path: P
     kind = _INTEGERS.get(span.kind)
     if kind is None or span.shape != (vocab,) or span.nbytes != vocab * kind.itemsize:
         raise CheckpointError(f"{file.path}: tensor {_ORDERING} is not {vocab} whole numbers")
-    order = np.frombuffer(file.mapping, kind, vocab, span.offset).astype(np.int64)
+    order: NDArray[np.int64] = np.frombuffer(file.mapping, kind, vocab, span.offset).astype(np.int64)
     if not np.array_equal(np.sort(order), np.arange(vocab)):
         raise CheckpointError(f"{file.path}: tensor {_ORDERING} does not name every token once")
     return order.reshape(config.centroids, -1)

@@ -105,9 +105,7 @@ def read_gemma4(config: Mapping[str, object], generation: Mapping[str, object], 
     """Raises ``CheckpointError`` for a feature that the graph lacks, or a malformed value."""
     nested = config.get("text_config")
     read = _reader(config, nested if isinstance(nested, Mapping) else config, name)
-    shared = read.get("num_kv_shared_layers") or 0
-    if shared:
-        shared = read.as_size("num_kv_shared_layers", shared)
+    shared = _size_or_none(read, "num_kv_shared_layers")
     layers = read.depth("num_hidden_layers")
     if shared >= layers:
         raise CheckpointError(f"{name}: num_kv_shared_layers is {shared} of {layers} layers: none has keys of its own")
@@ -165,12 +163,9 @@ def _reader(config: Mapping[str, object], text: Mapping[str, object], name: str)
 
 def _text(config: Mapping[str, object], generation: Mapping[str, object], read: Reader, shared: int) -> GemmaConfig:
     hidden, vocab = read.size("hidden_size"), read.size("vocab_size")
-    per_layer = read.get("hidden_size_per_layer_input") or 0
-    if per_layer:
-        per_layer = read.as_size("hidden_size_per_layer_input", per_layer)
-        if read.size("vocab_size_per_layer_input") != vocab:
-            rows = f"{read.size('vocab_size_per_layer_input')} rows for {vocab} tokens"
-            raise CheckpointError(f"{read.name}: a per-layer table of {rows} is not supported")
+    per_layer = _size_or_none(read, "hidden_size_per_layer_input")
+    if per_layer and (rows := read.size("vocab_size_per_layer_input")) != vocab:
+        raise CheckpointError(f"{read.name}: a per-layer table of {rows} rows for {vocab} tokens is not supported")
     return GemmaConfig(
         name=read.name,
         family="gemma4",
@@ -192,6 +187,11 @@ def _text(config: Mapping[str, object], generation: Mapping[str, object], read: 
         eos_ids=stop_ids(config, generation, read),
         per_layer_size=per_layer,
     )
+
+
+def _size_or_none(read: Reader, key: str) -> int:
+    """0 where there is none of it."""
+    return read.size(key) if read.get(key) else 0
 
 
 def _layers(read: Reader, shared: int) -> tuple[LayerConfig, ...]:
@@ -240,7 +240,7 @@ def _overrides(read: Reader, index: int, kind: str) -> Mapping[str, object]:
     """What a layer has instead of the model's sizes; transformers 5 writes it by layer, published configs by kind."""
     by_layer = read.get("per_layer_config")
     if isinstance(by_layer, Mapping):
-        found = next((sizes for key, sizes in by_layer.items() if str(key).lstrip("0") == str(index or "")), {})
+        found: object = next((sizes for key, sizes in by_layer.items() if str(key).lstrip("0") == str(index or "")), {})
         if not isinstance(found, Mapping) or not found.keys() <= {"head_dim", "num_key_value_heads"}:
             raise CheckpointError(f"{read.name}: per_layer_config of layer {index} is not supported: {found!r}")
         return found

@@ -35,7 +35,7 @@ class OrderedHead:
 
     @property
     def scored(self) -> int:
-        return self.best * self.token_ids.shape[1]
+        return self.best * int(self.token_ids.shape[1])
 
 
 def spell_ordered_readout(candidates: int, hidden_size: int, head: OrderedHead) -> onnx.ModelProto:
