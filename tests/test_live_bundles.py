@@ -15,6 +15,7 @@ import pytest
 import tiny_bundle
 from click.testing import CliRunner
 from tiny_drafters import Oracle, random_drafter, random_heads, save
+from tiny_gemma4 import TinyGemma4
 
 from edge_runtime.bundle import HEADS, MTP, SELF, TARGET, read_manifest, verify_files
 from edge_runtime.cli import main
@@ -32,7 +33,13 @@ from edge_runtime.session import Session
 from edge_runtime.testing import decode
 from export.build import build_bundle
 from export.checkpoint import Checkpoint, effective_norm, open_checkpoint
+from export.cut import cut_graph
+from export.gemma import describe
 from export.heads_fit import fit_heads, fit_record
+from export.live_drafters import LiveDrafters, write_live_drafters
+from export.live_drafters import SelfDraft as SelfDraftPlan
+from export.model_config import GemmaConfig
+from export.model_writer import ModelPlan, write_model
 from export.parallel_heads import load_heads, save_heads
 from export.recipe import DraftRecipe, ExportRecipe, SelfDraftRecipe
 from export.training.checkpoint import TrainedDrafter
@@ -196,6 +203,39 @@ def test_a_target_in_two_graphs_is_the_target_by_the_bit_and_is_loaded_once(bund
     models = read_manifest(bundle).models
     assert models[SELF].body == models[TARGET].stem == "target.stem.onnx"
     assert not list(bundle.glob("self.*")), "there is nothing to store"
+
+
+@pytest.mark.parametrize(
+    ("keys", "wanted"),
+    [
+        ({}, [False] * 5),  # what each token says to every layer crosses any cut
+        ({"per_layer": 0}, [True, True, False, False, False]),  # and so does what the last layers borrow
+        ({"per_layer": 0, "shared": 0}, [True] * 5),
+    ],
+)
+def test_a_body_is_cut_only_where_the_stream_alone_crosses(keys: dict[str, int], wanted: list[bool]) -> None:
+    tiny = TinyGemma4(**keys)
+    tables = {"hidden_size_per_layer_input": tiny.per_layer, "vocab_size_per_layer_input": tiny.vocab}
+    config = GemmaConfig.from_hf({"model_type": "gemma4_text", **tiny.text(), **tables})
+    assert [cut_graph(describe(config), layers) is not None for layers in range(1, 6)] == wanted
+
+
+def test_a_self_draft_of_a_body_that_cannot_be_cut_has_graphs_of_its_own(tmp_path: Path) -> None:
+    wanted, of = recipe(tmp_path), target()
+    plan = ModelPlan(TARGET, of, 6, 512, None, "fp32", "fp32")
+    written = write_model(tmp_path, plan, wanted, silent)
+    chosen = LiveDrafters(SelfDraftPlan(4, None), None, None, None, {})
+    models, notes = write_live_drafters(tmp_path, chosen, plan, written, wanted, silent)
+    assert models[SELF].body == "self.body.onnx" and models[SELF].weights == ("target.weights",) and not notes
+    manifest = replace(read_manifest(tiny_bundle.bundle()), models={TARGET: written.model, **models})
+    owner, ids = OrtEngine(tmp_path, manifest, TARGET, OrtSettings(capacity=50, threads=1)), text(9)
+    engine = OrtEngine(tmp_path, manifest, SELF, OrtSettings(capacity=50, threads=1), owner)
+    owner.forward(StepInput(0, ids[:8], 0, None))
+    own = engine.forward(StepInput(0, ids[8:], 8, HeadRequest(0, 1))).hidden.copy()
+    engine.forward(StepInput(0, ids, 0, HeadRequest(8, 9)))  # over the same caches, and the same again
+    assert np.abs(engine.forward(StepInput(0, ids[8:], 8, HeadRequest(0, 1))).hidden - own).max() < 1e-4
+    for one in (engine, owner):
+        one.close()
 
 
 def test_engines_say_what_they_take(bundle: Path) -> None:
