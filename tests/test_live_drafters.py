@@ -37,6 +37,7 @@ from edge_runtime.testing import (
     FakeSelfDraft,
     decode,
 )
+from edge_runtime.tree import chain_length
 
 GREEDY = SamplingParams(temperature=0.0)
 TOP5 = SamplingParams(temperature=0.9, top_k=5)
@@ -97,6 +98,8 @@ class Watched:
     def propose(self, context: DraftContext, k: int) -> DraftProposal:
         proposal = self.inner.propose(context, k)
         tokens = proposal.tokens.tolist()
+        if proposal.parents is not None:  # alternatives stand behind the chain
+            tokens = tokens[: chain_length(proposal.parents)]
         assert tokens == greedy_text(self.model, context.tokens.tolist(), len(tokens)), proposal.note
         assert len(tokens) == min(k, self.max_k) or proposal.note
         self.proposals += len(tokens) > 0
@@ -158,6 +161,21 @@ def test_a_perfect_one_is_fully_accepted(name: str, k: int) -> None:
     assert session.tokens.tolist() == plain()
     assert session.totals.accepted == session.totals.drafted > 0
     assert all(step.drafted == k for step in steps[1:-1])
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_proposals_are_perfect_behind_an_alternative_that_was_kept(name: str) -> None:
+    """Its entries and its row were moved to where the text has them."""
+    steps_of = {}
+    for branches in (0, 3):
+        target = engine(trees=True)
+        drafter = Watched(ALL[name](target, HALF), HALF)
+        session = Session(target.info, PROMPT, GREEDY)
+        steps_of[branches] = decode(Decoder(target, drafter, FixedLength(3, branches=branches)), session)
+        assert session.tokens.tolist() == plain() and drafter.proposals > 10
+        kept = [call for call in target.calls if call.kind == "keep"]
+        assert len(kept) > 5 if branches else not kept
+    assert len(steps_of[3]) < len(steps_of[0])
 
 
 @pytest.mark.parametrize("name", CHAINS)
