@@ -10,7 +10,7 @@ import hashlib
 import json
 import mmap
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -148,6 +148,8 @@ class Model:
 
     stem: str | None = None
     """Graph of the first layers, where a self-draft runs them alone: the body goes on from what it hands over."""
+    narrow: dict[str, str] = field(default_factory=dict)
+    """Graph -> the same with each window one less: before 1.24, onnxruntime's attention on a CPU looks one further."""
     lookup: Lookup | None = None
     """What each token says to every layer (Gemma 4's E models)."""
 
@@ -287,6 +289,7 @@ def _refuse_unlisted(path: Path, manifest: Manifest) -> None:
         used += [model.screen.head, model.screen.readout] if model.screen else []
         used += [name for name in (model.token_ids, model.stem) if name]
         used += [model.lookup.graph] if model.lookup else []
+        used += model.narrow.values()
         used += [tensor.file for tensor in model.table]
         _refuse_numbers(path, model)
     missing = sorted(set(used) - listed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -17,6 +17,7 @@ from edge_runtime.errors import ConfigError
 from .checkpoint import Checkpoint, effective_norm
 from .cut import cut_graph
 from .dialects.ort import Spelling, spell_body, spell_head, spell_lookup
+from .dialects.ort_attention import narrower
 from .dialects.ort_nodes import table_regions
 from .dialects.ort_readout import Rescore, screened_rows, spell_readout, spell_screened_readout
 from .gemma import describe
@@ -105,8 +106,11 @@ def write_model(directory: Path, plan: ModelPlan, recipe: ExportRecipe, progress
     if graph.lookup:
         lookup = Lookup(f"{plan.role}.lookup.onnx", graph.lookup_width)
         graphs["lookup"] = spell_lookup(graph, spelling)
+    narrow = {name: twin for name, proto in graphs.items() if (twin := narrower(proto)) is not None}
     for name, proto in graphs.items():
         onnx.save(proto, directory / f"{plan.role}.{name}.onnx")
+    for name, proto in narrow.items():
+        onnx.save(proto, directory / f"{plan.role}.{name}.narrow.onnx")
     token_ids_file = None
     if plan.token_ids is not None:
         token_ids_file = f"{plan.role}.token_ids"
@@ -133,6 +137,7 @@ def write_model(directory: Path, plan: ModelPlan, recipe: ExportRecipe, progress
         shares=plan.shares,
         hidden_input=graph.hidden_input,
         fan_out=graph.fan_out,
+        narrow=_narrow_files(plan, narrow),
         lookup=lookup,
     )
     return WrittenModel(model, tuple(_notes(plan, weights)), weights, spelling.ropes)
@@ -146,6 +151,11 @@ def _body_graphs(plan: ModelPlan, graph: Graph, spelling: Spelling) -> dict[str,
         return {"body": spell_body(graph, spelling)}
     stem, rest = halves
     return {"stem": spell_body(stem, spelling), "body": spell_body(rest, spelling)}
+
+
+def _narrow_files(plan: ModelPlan, graphs: Iterable[str]) -> dict[str, str]:
+    files = {f"{plan.role}.{name}.onnx": f"{plan.role}.{name}.narrow.onnx" for name in graphs}
+    return files if plan.stem_of is None else files | plan.stem_of.narrow
 
 
 def stem_io(target: Model | None) -> tuple[Tensor, ...]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 from tiny_models import TinyConfig, export_tiny, run_in_chunks, save_tiny, tiny_engine
 
@@ -175,3 +177,21 @@ def test_a_screened_head_finds_what_the_full_head_finds(tmp_path: Path) -> None:
     assert np.allclose(*picked, atol=1e-3)
     lse = np.log(np.exp(0.8 * screened_rows.astype(np.float64)).sum(axis=1))
     assert np.allclose(lse, screened.logsumexp, atol=1e-3)
+
+
+def test_before_1_24_a_window_is_asked_for_one_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """onnxruntime 1.23 looks one token further back on the CPU; the graphs for it are the same but for that."""
+    source = save_tiny(tmp_path / "checkpoint", TinyConfig())
+    directory, manifest = export_tiny(tmp_path / "bundle", source, precision="fp32")
+    model = manifest.models["target"]
+    assert list(model.narrow) == [model.body]
+    windows = {}
+    for name in (model.body, model.narrow[model.body]):
+        nodes = onnx.load(directory / name, load_external_data=False).graph.node
+        found = [one.i for node in nodes for one in node.attribute if one.name == "local_window_size"]
+        windows[name] = found
+    assert windows[model.narrow[model.body]] == [window - 1 for window in windows[model.body]] != []
+    monkeypatch.setattr(onnxruntime, "__version__", "1.23.2")
+    assert set(tiny_engine(directory, manifest)._sessions.by_file) >= {model.narrow[model.body]}
+    monkeypatch.setattr(onnxruntime, "__version__", "1.24.0")
+    assert model.narrow[model.body] not in tiny_engine(directory, manifest)._sessions.by_file

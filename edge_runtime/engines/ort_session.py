@@ -39,10 +39,12 @@ def open_sessions(
     target: Sessions | None,
 ) -> Sessions:
     by_file: dict[str, onnxruntime.InferenceSession] = {}
+    narrow = model.narrow if settings.device == "cpu" and looks_one_further() else {}
 
     def session(
         name: str, where: OrtSettings = settings, shared: Mapping[str, onnxruntime.OrtValue] | None = None
     ) -> onnxruntime.InferenceSession:
+        name = narrow.get(name, name)
         found = None if target is None else target.by_file.get(name)
         by_file[name] = found if found is not None else make_session(directory / name, where, shared)
         return by_file[name]
@@ -56,6 +58,14 @@ def open_sessions(
     # What is only looked up stays on the host, whatever the device.
     lookup = None if model.lookup is None else session(model.lookup.graph, replace(settings, device="cpu"))
     return Sessions(stem, body, head, readout, lookup, by_file)
+
+
+def looks_one_further() -> bool:
+    """Whether a window of n on the CPU is n tokens beside the row itself, as before 1.24 (measured with 1.23.2)."""
+    import onnxruntime
+
+    major, minor = onnxruntime.__version__.split(".")[:2]
+    return (int(major), int(minor)) < (1, 24)
 
 
 def refuse_missing_provider(device: str) -> None:

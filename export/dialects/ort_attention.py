@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto
 
@@ -145,6 +146,18 @@ class AttentionSpeller:
         regions = zip(("cos", "sin"), self._ropes[(rope, head_dim)], strict=True)
         names = [self._nodes.external(f"{tag}.{part}", region) for part, region in regions]
         return [self._nodes.as_half(name) for name in names] if self._nodes.half else names
+
+
+def narrower(graph: onnx.ModelProto) -> onnx.ModelProto | None:
+    """The same with each window one less; ``None`` where there is none, or where biases say what is seen."""
+    twin = onnx.ModelProto()
+    twin.CopyFrom(graph)
+    windows = [one for node in twin.graph.node for one in node.attribute if one.name == "local_window_size"]
+    if not windows or any(one.name.startswith("attention_bias") for one in twin.graph.input):
+        return None
+    for window in windows:
+        window.i -= 1
+    return twin
 
 
 def _present(part: str, layer: int, again: int) -> str:
