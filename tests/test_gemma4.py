@@ -70,6 +70,19 @@ def test_rollback_reaches_borrowed_keys(tmp_path: Path) -> None:
     assert np.abs(found - wanted[20:]).max() <= 1e-4
 
 
+def test_alternatives_are_told_apart_by_layers_that_borrow(tmp_path: Path) -> None:
+    ids = _ids()
+    source = save_tiny_gemma4(tmp_path / "hf", TinyGemma4())
+    directory, manifest = export_tiny(tmp_path / "b", source, precision="fp32", trees=True)
+    engine = tiny_engine(directory, manifest, max_rows=48, max_head_rows=48)
+    wanted = run_in_chunks(engine, ids, [48])
+    run_in_chunks(engine, ids[:30], [30])
+    rows = np.array([ids[30], 7, ids[31], 9], np.int64)
+    engine.forward(StepInput(0, rows, 30, HeadRequest(0, 4), parents=np.array([-1, -1, 0, 1])))
+    for row, place in ((0, 30), (2, 31)):
+        assert np.abs(engine.logits(row) - wanted[place]).max() <= 1e-4
+
+
 @pytest.mark.parametrize(("precision", "allowed"), [("fp16", 0.02), ("int8", 0.15)])
 def test_smaller_precisions_stay_close(tmp_path: Path, precision: str, allowed: float) -> None:
     ids = _ids()
