@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..stats import Ratio
-from .figures import DEFAULT_LABEL, best_fixed, by_prompt, chosen, looping, speedup
+from .figures import DEFAULT_LABEL, best_fixed, by_prompt, cell, chosen, looping, speedup
 from .record import DomainRecord, Floor, Part, Run
 
 NEVER_BELOW = 0.97
@@ -45,12 +45,21 @@ def _never_below(domains: Sequence[DomainRecord]) -> Floor:
 
 def _copying(domains: Sequence[DomainRecord], laws: Sequence[str]) -> Floor:
     claim = f"at least {COPYING} on copying tasks"
-    found = _cells([domain for domain in domains if domain.kind == "copy"], laws, None)
+    copying = [domain for domain in domains if domain.kind == "copy"]
+    found = [words for law in laws if (words := _copying_under(copying, law)) is not None]
     if not found:
         return _unmeasured(claim)
-    name, worst = min(found, key=lambda one: one[1].median)
-    together = _straight(chosen(domains, kind="copy", method=DEFAULT_LABEL, parts=("final",)))
-    return _floor(claim, f"worst {worst} ({name}); all {speedup(together)}", worst.median >= COPYING)
+    return _floor(claim, "; ".join(words for words, _ in found), all(worst >= COPYING for _, worst in found))
+
+
+def _copying_under(domains: Sequence[DomainRecord], law: str) -> tuple[str, float] | None:
+    """All of them, the worst, and how much was copied at all: a task that was not solved copies nothing."""
+    together = cell(_straight(_default_runs(domains, law, None)))
+    if together is None:
+        return None
+    name, worst = min(_cells(domains, [law], None), key=lambda one: one[1].median)
+    words = f"{law} {together.speedup} ({together.copied_share:.0%} of tokens copied), worst {worst} ({name})"
+    return words, worst.median
 
 
 def _open_sampled(domains: Sequence[DomainRecord]) -> Floor:
