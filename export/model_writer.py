@@ -106,11 +106,9 @@ def write_model(directory: Path, plan: ModelPlan, recipe: ExportRecipe, progress
     if graph.lookup:
         lookup = Lookup(f"{plan.role}.lookup.onnx", graph.lookup_width)
         graphs["lookup"] = spell_lookup(graph, spelling)
-    narrow = {name: twin for name, proto in graphs.items() if (twin := narrower(proto)) is not None}
-    for name, proto in graphs.items():
+    narrow = {f"{name}.narrow": twin for name, proto in graphs.items() if (twin := narrower(proto)) is not None}
+    for name, proto in (graphs | narrow).items():
         onnx.save(proto, directory / f"{plan.role}.{name}.onnx")
-    for name, proto in narrow.items():
-        onnx.save(proto, directory / f"{plan.role}.{name}.narrow.onnx")
     token_ids_file = None
     if plan.token_ids is not None:
         token_ids_file = f"{plan.role}.token_ids"
@@ -154,7 +152,7 @@ def _body_graphs(plan: ModelPlan, graph: Graph, spelling: Spelling) -> dict[str,
 
 
 def _narrow_files(plan: ModelPlan, graphs: Iterable[str]) -> dict[str, str]:
-    files = {f"{plan.role}.{name}.onnx": f"{plan.role}.{name}.narrow.onnx" for name in graphs}
+    files = {f"{plan.role}.{name.removesuffix('.narrow')}.onnx": f"{plan.role}.{name}.onnx" for name in graphs}
     return files if plan.stem_of is None else files | plan.stem_of.narrow
 
 
