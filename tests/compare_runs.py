@@ -58,7 +58,7 @@ def fake_bundle(draft: FakeModel | None = None, **engine: Any) -> LoadedBundle:
 
 
 def _manifest() -> Any:
-    """Of what pricing reads: the draft has a tenth of the target's bytes."""
+    """Of what pricing reads: a target of 600 bytes of layers and a head of 400, drafters that share more or less."""
 
     @dataclasses.dataclass
     class Entry:
@@ -68,7 +68,16 @@ def _manifest() -> Any:
     @dataclasses.dataclass
     class Model:
         weights: tuple[str, ...]
-        layers: tuple[int, ...]
+        layers: int
+        vocab_size: int = 10
+        hidden_input: int | None = None
+        hidden_size: int = 2
+        precision: str = "fp32"
+        table: tuple[()] = ()
+        screen: None = None
+
+        def __post_init__(self) -> None:
+            self.layers = tuple(range(self.layers))  # type: ignore[assignment]
 
     @dataclasses.dataclass
     class Manifest:
@@ -78,11 +87,13 @@ def _manifest() -> Any:
         def model(self, role: str) -> Model:
             return self.models[role]
 
-    files = (Entry("target.weights", 1000), Entry("draft.weights", 100), Entry("mtp.weights", 10))
+    files = (Entry("target", 1000), Entry("draft", 100), Entry("mtp", 10), Entry("heads", 80), Entry("pruned", 40))
     models = {
-        "target": Model(("target.weights",), tuple(range(4))),
-        "draft": Model(("draft.weights",), (0,)),
-        "mtp": Model(("mtp.weights",), (0,)),
-        "self": Model(("target.weights",), (0, 1)),
+        "target": Model(("target",), 4, vocab_size=50),
+        "draft": Model(("draft",), 1),
+        "mtp": Model(("target", "mtp"), 1, hidden_input=2),
+        "heads": Model(("target", "heads"), 0, hidden_input=2),
+        "self": Model(("target",), 2, vocab_size=50),
+        "pruned": Model(("target", "pruned"), 2),
     }
     return Manifest(files, models)

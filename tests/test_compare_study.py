@@ -168,7 +168,10 @@ def test_a_curve_between_and_behind_its_points() -> None:
     assert [1e3 * curve.step_s(rows) for rows in (2, 3, 4, 6)] == pytest.approx([15.0, 20.0, 22.0, 26.0])
 
 
-@pytest.mark.parametrize(("role", "share"), [("target", 1.0), ("draft", 0.1), ("mtp", 0.05), ("self", 0.5)])
+@pytest.mark.parametrize(
+    ("role", "share"),
+    [("target", 1.0), ("draft", 0.1), ("mtp", 0.05), ("heads", 0.08), ("self", 0.7), ("pruned", 0.34)],
+)
 def test_a_draft_is_priced_by_the_bytes_that_it_reads(role: str, share: float) -> None:
     assert draft_share(fake_bundle().manifest, role, 0.05) == pytest.approx(share)
 

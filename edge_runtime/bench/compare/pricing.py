@@ -6,6 +6,7 @@ then judged by the real target. So the acceptance is real, and the time is a cur
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from ...bundle import TARGET, Manifest
+from ...bundle import TARGET, Manifest, Model
 from ...engines.protocol import Engine, EngineInfo, Floats, HeadOutput, HeadRequest, Ids, StepInput, StepOutput
 from ...errors import ConfigError
 from ...loading import LoadedBundle
@@ -118,15 +119,28 @@ def _is_engine(value: object) -> bool:
 
 
 def draft_share(manifest: Manifest, role: str, least: float) -> float:
-    """A forward of a model over one of the target, by the weights that it reads; 1 for the target itself.
+    """A forward of a model over one of the target, by the weights that a lone row reads; 1 for the target itself.
 
-    Of the target's own file it reads as much as it has of the layers.
+    Of the target's file it reads as many layers as it has, unless they are its own, and the head if it has no other.
     """
     if role == TARGET:
         return 1.0
     model, target = manifest.model(role), manifest.model(TARGET)
     sizes = {entry.name: entry.bytes for entry in manifest.files}
-    whole = sum(sizes[name] for name in target.weights)
-    own = sum(sizes[name] for name in model.weights if name not in target.weights)
-    shared = len(model.layers) / len(target.layers) if set(model.weights) & set(target.weights) else 0.0
-    return max(least, min(1.0, own / whole + shared))
+    head = _table_bytes(target)
+    body = sum(sizes[name] for name in target.weights) - head
+    if target.screen is not None:
+        # A copy at half the bits lies beside the table, and it is what most rows read.
+        body, head = body - head / 2, head / 2
+    read = float(sum(sizes[name] for name in model.weights if name not in target.weights))
+    if set(model.weights) & set(target.weights):
+        # What takes the target's rows has layers of its own.
+        read += body * len(model.layers) / len(target.layers) if model.hidden_input is None else 0.0
+        read += head if model.vocab_size == target.vocab_size else 0.0
+    return max(least, read / (body + head))
+
+
+def _table_bytes(model: Model) -> float:
+    if model.table:
+        return float(sum(math.prod(one.shape) * (1 if one.dtype == "uint8" else 4) for one in model.table))
+    return model.vocab_size * model.hidden_size * (2.0 if "16" in model.precision else 4.0)
