@@ -13,8 +13,8 @@ from edge_runtime.errors import ConfigError
 
 Bars = Callable[[], AbstractContextManager[Callable[[str, int, int], None]]]
 
-_PARTS = ("natural", "drawn")
-"""Of the features that train-drafter leaves behind; what it holds out is not fitted to."""
+_PARTS, _HELD = ("natural", "drawn"), ("held-natural", "held-drawn")
+"""Of the features that train-drafter leaves behind: what is fitted to, and what is tried on."""
 
 
 @click.command("fit-heads")
@@ -51,7 +51,11 @@ def fit_heads(bars: Bars, target: Path, features: Path, output: Path, heads: int
     ids = rows_by_tokens(rows, full, tokenizer, seen)
     with bars() as progress:
         fitted = fit(checkpoint, parts, ids, heads, inner, progress)
+    held = {name: read_part(features / name) for name in _HELD if (features / name).is_dir()}
+    fitted = fit_record(fitted, checkpoint, parts, held)
     with new_directory(place) as directory:
-        save_heads(directory, fit_record(fitted, checkpoint, parts))
+        save_heads(directory, fitted)
         shutil.copyfile(Path(__file__).parent / "notices" / "GEMMA_NOTICE.txt", directory / "GEMMA_NOTICE.txt")
+    for name, agreed in fitted.record["held_out"].items():
+        click.echo(f"{name}: agrees with the target's best token, head by head: {' '.join(map(str, agreed))}")
     click.echo(f"{output}: {heads} heads, fitted to {len(seen)} tokens")

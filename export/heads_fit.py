@@ -7,7 +7,7 @@ the final norm's weight, which makes all dimensions alike; a gain per head then 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -46,6 +46,13 @@ class Texts(Protocol):
 
     @property
     def done(self) -> int: ...
+
+
+class HeldTexts(Texts, Protocol):
+    @property
+    def best(self) -> NDArray[Any] | None:
+        """[texts, length] the target's best token behind each."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,13 +119,35 @@ def fit_heads(
     return FittedHeads(shape, {name: values.astype(np.float32) for name, values in tensors.items()}, token_ids)
 
 
-def fit_record(fitted: FittedHeads, checkpoint: Checkpoint, parts: Sequence[Texts]) -> FittedHeads:
-    """With how it was made."""
+def held_agreement(fitted: FittedHeads, checkpoint: Checkpoint, part: HeldTexts) -> tuple[float, ...]:
+    """Of each head by itself with the target's best token, along texts that were not fitted to."""
+    shape, t = fitted.config, fitted.tensors
+    maker = _RowMaker(shape, t["out_scale"], Embedding(checkpoint), [part])
+    head = maker.embedding.rows(fitted.token_ids)
+    agreed, count = np.zeros(shape.heads), 0
+    for tokens, hidden, best in zip(
+        part.tokens[: part.done], part.hidden, [] if part.best is None else part.best, strict=False
+    ):
+        rows = maker.rows(np.asarray(tokens, np.int64)[None], np.asarray(hidden, np.float32)[None])
+        count += len(rows.inputs)
+        for i in range(shape.heads):
+            a: Floats = rows.inputs @ t[f"heads.{i}.mix"].T
+            bent: Floats = a @ t[f"heads.{i}.up"].T
+            drafts = fitted.token_ids[(((a + gelu(bent) @ t[f"heads.{i}.down"].T) * t["out_scale"]) @ head.T).argmax(1)]
+            agreed[i] += np.count_nonzero(drafts == best[1 + i : 1 + i + len(drafts)])
+    return tuple((agreed / max(1, count)).round(3).tolist())
+
+
+def fit_record(
+    fitted: FittedHeads, checkpoint: Checkpoint, parts: Sequence[Texts], held: Mapping[str, HeldTexts]
+) -> FittedHeads:
+    """With how it was made, and how it does on texts that it did not see."""
     source = checkpoint.path
     record = {
         "made_by": f"edge-export fit-heads {__version__}",
         "target": {"name": checkpoint.config.name, "sha256": file_sha256(source) if source.is_file() else None},
         "tokens": sum(part.done * part.tokens.shape[1] for part in parts),
+        "held_out": {name: held_agreement(fitted, checkpoint, part) for name, part in held.items()},
         "licence": "a derivative of the target, under the target's terms (GEMMA_NOTICE.txt)",
     }
     return replace(fitted, record=record)

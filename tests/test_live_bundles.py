@@ -495,18 +495,20 @@ class Features:
         self.done, length = texts, 48
         self.tokens = np.zeros((texts, length), np.int32)
         self.hidden = np.zeros((texts, length, engine.info.hidden_size), np.float16)
+        self.best = np.zeros((texts, length), np.int32)
         for i in range(texts):
             session = Session(engine.info, text(2, seed + i), SamplingParams(), seed=seed + i, max_tokens=length - 1)
             decode(Decoder(engine), session)
             self.tokens[i] = session.tokens[:length]
             self.hidden[i] = engine.hidden_rows(0)[:length]
+            self.best[i] = (engine.hidden_rows(0)[:length] @ oracle().embed.T).argmax(axis=1)
 
 
 def test_fitted_heads_know_more_than_chance(bundle: Path, tmp_path: Path) -> None:
     with engines(bundle, MTP) as (owner, _):
         fitted_to, held = Features(owner, 16, 100), Features(owner, 4, 500)
     every = np.arange(266, 512)
-    fitted = fit_record(fit_heads(target(), [fitted_to], every, 2), target(), [fitted_to])
+    fitted = fit_record(fit_heads(target(), [fitted_to], every, 2), target(), [fitted_to], {"held": held})
     (tmp_path / "d").mkdir()
     save_heads(tmp_path / "d", fitted)
     loaded = load_heads(tmp_path / "d")
@@ -523,6 +525,8 @@ def test_fitted_heads_know_more_than_chance(bundle: Path, tmp_path: Path) -> Non
                         found[i].append(float(np.log(np.exp(shifted).sum()) - shifted[tokens[place + 2 + i] - 266]))
         return [float(np.mean(one)) for one in found]
 
+    first, second = loaded.record["held_out"]["held"]
+    assert first > 0.1 > 1.0 / len(every) and first > second
     right, wrong = nll(0), nll(-1)
     assert right[0] < np.log(len(every)) - 0.5, right
     assert right[0] < right[1] + 0.05 and right[0] < wrong[0]
@@ -532,5 +536,5 @@ def test_fitted_heads_know_more_than_chance(bundle: Path, tmp_path: Path) -> Non
 
 def some_of(features: Features, texts: int) -> Features:
     fewer = object.__new__(Features)
-    fewer.tokens, fewer.hidden, fewer.done = features.tokens, features.hidden, texts
+    fewer.tokens, fewer.hidden, fewer.best, fewer.done = features.tokens, features.hidden, features.best, texts
     return fewer
