@@ -125,9 +125,9 @@ def held_agreement(fitted: FittedHeads, checkpoint: Checkpoint, part: HeldTexts)
     maker = _RowMaker(shape, t["out_scale"], Embedding(checkpoint), [part])
     head = maker.embedding.rows(fitted.token_ids)
     agreed, count = np.zeros(shape.heads), 0
-    for tokens, hidden, best in zip(
-        part.tokens[: part.done], part.hidden, [] if part.best is None else part.best, strict=False
-    ):
+    if part.best is None:
+        return ()
+    for tokens, hidden, best in zip(part.tokens[: part.done], part.hidden, part.best, strict=False):
         rows = maker.rows(np.asarray(tokens, np.int64)[None], np.asarray(hidden, np.float32)[None])
         count += len(rows.inputs)
         for i in range(shape.heads):
