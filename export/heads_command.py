@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import click
 
 from edge_runtime.errors import ConfigError
 
-Bars = Callable[[], AbstractContextManager[Callable[[str, int, int], None]]]
+from .progress import progress_bars
 
 _PARTS, _HELD = ("natural", "drawn"), ("held-natural", "held-drawn")
 """Of the features that train-drafter leaves behind: what is fitted to, and what is tried on."""
@@ -24,8 +22,7 @@ _PARTS, _HELD = ("natural", "drawn"), ("held-natural", "held-drawn")
 @click.option("--heads", type=click.IntRange(1, 16), default=4, show_default=True, help="Tokens of a draft at most.")
 @click.option("--rows", type=click.IntRange(min=1), default=16_384, show_default=True, help="Of the reduced head.")
 @click.option("--inner", type=click.IntRange(min=1), help="Width inside of a head.  [default: the target's]")
-@click.pass_obj
-def fit_heads(bars: Bars, target: Path, features: Path, output: Path, heads: int, rows: int, inner: int | None) -> None:
+def fit_heads(target: Path, features: Path, output: Path, heads: int, rows: int, inner: int | None) -> None:
     """Fit parallel heads to a TARGET's features, in closed form."""
     import numpy as np
 
@@ -49,7 +46,7 @@ def fit_heads(bars: Bars, target: Path, features: Path, output: Path, heads: int
     full = min(checkpoint.config.vocab_size, tokenizer.vocab_size)
     seen = np.concatenate([part.tokens[: part.done].ravel() for part in parts]).astype(np.int64)
     ids = rows_by_tokens(rows, full, tokenizer, seen)
-    with bars() as progress:
+    with progress_bars() as progress:
         fitted = fit(checkpoint, parts, ids, heads, inner, progress)
     held = {name: read_part(features / name) for name in _HELD if (features / name).is_dir()}
     fitted = fit_record(fitted, checkpoint, parts, held)

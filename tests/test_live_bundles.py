@@ -31,6 +31,7 @@ from edge_runtime.errors import BundleError, CheckpointError, ConfigError, Input
 from edge_runtime.sampling import SamplingParams, law_over_candidates
 from edge_runtime.session import Session
 from edge_runtime.testing import decode
+from export.__main__ import main as export_main
 from export.build import build_bundle
 from export.checkpoint import Checkpoint, effective_norm, open_checkpoint
 from export.cut import cut_graph
@@ -43,6 +44,7 @@ from export.model_writer import ModelPlan, write_model
 from export.parallel_heads import load_heads, save_heads
 from export.recipe import DraftRecipe, ExportRecipe, SelfDraftRecipe
 from export.training.checkpoint import TrainedDrafter
+from export.training.features import open_part
 
 GREEDY = SamplingParams(temperature=0.0)
 FLAT = SamplingParams(temperature=4.0)
@@ -532,6 +534,28 @@ def test_fitted_heads_know_more_than_chance(bundle: Path, tmp_path: Path) -> Non
     assert right[0] < right[1] + 0.05 and right[0] < wrong[0]
     with pytest.raises(ConfigError, match="too few to fit"):
         fit_heads(target(), [some_of(fitted_to, 2)], every, 2)
+
+
+def test_heads_are_fitted_from_the_command_line(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for name in ("natural", "held-natural"):
+        part = open_part(tmp_path / "f" / name, 12, 48, 64, {"target": "tiny"}, held=name != "natural")
+        tokens = rng.integers(266, 512, (12, 48))
+        told = () if name == "natural" else (np.zeros((12, 48), np.float32), tokens)
+        part.append(tokens, rng.standard_normal((12, 48, 64)).astype(np.float32), *told)
+
+    def run(features: str, output: str) -> Any:
+        arguments = ["fit-heads", "--target", str(tiny_bundle.checkpoint()), "--features", str(tmp_path / features)]
+        arguments += ["--output", str(tmp_path / output), "--heads", "2", "--rows", "128"]
+        return CliRunner().invoke(export_main, arguments)
+
+    done = run("f", "heads")
+    assert done.exit_code == 0 and "held-natural: agrees" in done.stdout
+    assert {path.name for path in (tmp_path / "heads").iterdir()} >= {"record.json", "GEMMA_NOTICE.txt"}
+    assert load_heads(tmp_path / "heads").config.heads == 2
+    for features, output, message in (("f", "heads", "exists"), ("none", "other", "no features there")):
+        refused = run(features, output)
+        assert refused.exit_code == 2 and message in refused.stderr and not (tmp_path / "other").exists()
 
 
 def some_of(features: Features, texts: int) -> Features:
