@@ -212,7 +212,7 @@ def test_checkpoints_that_cannot_be_read_are_one_line(tiny: Path, demo_gguf: Pat
     shutil.copytree(tiny, other)
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps(config | {"architectures": ["LlamaForCausalLM"]}))
-    assert "architecture LlamaForCausalLM is not supported (Gemma 2 and 3 are)" in message(other)
+    assert "architecture LlamaForCausalLM is not supported (Gemma 2, 3 and 4 are)" in message(other)
     (other / "config.json").write_text(json.dumps(config))
     (other / "tokenizer.model").unlink()
     assert f"{other}: no tokenizer.model and no tokenizer.json" in message(other)
