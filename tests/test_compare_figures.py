@@ -16,6 +16,7 @@ from edge_runtime.bench.compare.figures import (
     by_prompt,
     cell,
     chosen,
+    excess,
     faithfulness,
     looping,
     ranking,
@@ -158,7 +159,17 @@ def test_faithfulness_counts_texts_that_part() -> None:
     assert found is not None
     assert (found.identical, found.near_ties, found.different) == (1, 1, 1)
     assert (found.same_until, found.most_off) == (6.0, 0.2)
-    assert found.nll == pytest.approx(2.2) and found.perplexity_ratio == pytest.approx(2.718281828**0.2)
+    assert found.nll == pytest.approx(2.2) and found.plain_nll == 2.0
+
+
+def test_texts_that_are_likelier_than_the_law_s_show() -> None:
+    fair = excess([run(nll=2.0 + off, plain_nll=2.0) for off in (-0.1, 0.1, -0.1, 0.1)])
+    assert fair is not None and fair.mean == pytest.approx(0.0) and fair.half is not None and 0.05 < fair.half < 0.2
+    assert (fair.texts, fair.nll) == (4, pytest.approx(2.0))
+    biased = excess([run(nll=1.5 + off, plain_nll=2.0) for off in (-0.1, 0.1, -0.1, 0.1)])
+    assert biased is not None and biased.half is not None and biased.mean + biased.half < 0.0
+    assert str(excess([run(nll=2.5, plain_nll=2.0)])) == "+0.500"
+    assert excess([priced(1.0, "flat")]) is None
 
 
 def test_copied_tokens_are_those_inside_a_gram_of_the_prompt() -> None:

@@ -17,6 +17,7 @@ from ..bench.compare.figures import (
     best_fixed,
     cell,
     chosen,
+    excess,
     faithfulness,
     looping,
 )
@@ -179,25 +180,32 @@ def _priced_table(report: Report, curve: str) -> Table:
 
 def _quality_table(report: Report) -> Table:
     table = _table(
-        "Texts as the target reads them, beside plain ones of the same prompt",
-        "method", "law", "texts", "same", "near", "other", "NLL", "plain", "regret", "same until",
+        "Texts as the target reads them, beside plain ones of the same prompts and rounds",
+        "method", "law", "texts", "same", "near", "other", "NLL", "over plain", "regret", "until",
     )  # fmt: skip
     for method in (DEFAULT_LABEL, *report.settings.methods):
         for law in report.settings.laws:
             quality = [one for domain in report.domains for one in domain.quality
                        if (one.method, one.law) == (method, law)]  # fmt: skip
             found = faithfulness(quality)
-            if found is not None:
+            more = excess(chosen(report.domains, law=law, method=method, parts=("final", "named")))
+            if found is not None and more is not None:
                 greedy = quality[0].same_as_plain is not None
                 same = [str(found.identical), str(found.near_ties), str(found.different)] if greedy else ["-"] * 3
                 until = "-" if found.same_until is None or not greedy else f"{found.same_until:.0f}"
-                nll = (f"{found.nll:.3f}", f"{found.plain_nll:.3f}", f"{found.regret:.3f}")
-                table.add_row(method, law, str(found.texts), *same, *nll, until)
+                nll = (f"{more.nll:.3f}", str(more), f"{found.regret:.3f}")
+                table.add_row(method, law, str(more.texts), *same, *nll, until)
     table.caption = (
-        f"near: greedy texts that part where two logits are within {NEAR_TIE}; NLL and regret (below the best token) "
-        "in nats a token; same until: the token where they part, median"
+        "of the first round, read in one go: same, near (greedy texts that part where two logits are within "
+        f"{NEAR_TIE}), other, regret (nats a token below the best one), until (the token where they part, median); "
+        f"NLL: nats a token of all texts, as noted while decoding ({_most_off(report)})"
     )
     return table
+
+
+def _most_off(report: Report) -> str:
+    off = [abs(one.recorded_nll_off) for domain in report.domains for one in domain.quality]
+    return f"at most {max(off):.3f} off what was read"
 
 
 def _floors(found: Sequence[Floor]) -> Text:

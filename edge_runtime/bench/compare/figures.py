@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, stdev
 from typing import Literal
 
 from ...health import Drafted, notes
@@ -195,6 +195,30 @@ def by_prompt(domains: Sequence[DomainRecord]) -> list[Slowest]:
 
 
 @dataclass(frozen=True, slots=True)
+class Excess:
+    """Nats a token by which a method's texts are less likely than the plain ones beside them."""
+
+    mean: float
+    half: float | None
+    """Of the 95% interval over texts; ``None`` for a single text."""
+    nll: float
+    texts: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.3f}" + ("" if self.half is None else f" ±{self.half:.3f}")
+
+
+def excess(runs: Sequence[Run]) -> Excess | None:
+    """Of sampled texts it is noise about zero, unless they were not drawn from the law."""
+    pairs = [(run.nll, run.plain_nll) for run in runs if run.plain_nll is not None]
+    if not pairs:
+        return None
+    differences = [ours - theirs for ours, theirs in pairs]
+    half = 1.96 * stdev(differences) / math.sqrt(len(pairs)) if len(pairs) > 1 else None
+    return Excess(_mean(differences), half, _mean(ours for ours, _ in pairs), len(pairs))
+
+
+@dataclass(frozen=True, slots=True)
 class Faithfulness:
     """How a method's texts compare with plain decoding, as the target itself reads them."""
 
@@ -209,10 +233,6 @@ class Faithfulness:
     """Median tokens before greedy texts part; ``None``: none does."""
     most_off: float
     """Largest difference between an NLL noted while decoding and one read afterwards."""
-
-    @property
-    def perplexity_ratio(self) -> float:
-        return math.exp(self.nll - self.plain_nll)
 
 
 def faithfulness(quality: Sequence[Quality]) -> Faithfulness | None:
