@@ -36,6 +36,9 @@ class KPolicy:
     """Share of the time that probes may cost, as if none of their tokens were kept."""
     won_share: float = 0.02
     """Share of what drafting has won that probes may cost as well."""
+    sure: float = 0.7
+    """Acceptance of the first token that a free offer needs while the text could not afford to fail twice: a better
+    one often follows at the next step, and a text that is out of credit drafts nothing for long."""
     backoff: float = 2.0
     """Growth of the wait after a probe that was rejected."""
     longest_wait: int = 256
@@ -93,6 +96,8 @@ class Candidate:
     """As much of that as the ledger has to pay for."""
     going: tuple[float, ...] = ()
     """See ``cost.price``."""
+    free: bool = False
+    """Whether it is an offer: it cost nothing, and what it goes by grows while it is right."""
 
     def worth(self, plain_s: float) -> float:
         """Its gain, with what it lacks spread over some steps."""
@@ -117,6 +122,24 @@ class SourceMemory:
 
 
 @dataclass(slots=True)
+class Shadow:
+    """An offer that was not drafted, and how far the text went along with it."""
+
+    tokens: list[int]
+    matched: int = 0
+
+    def follow(self, committed: Sequence[int]) -> bool | None:
+        """Whether it is right to its end; ``None``: so far."""
+        for token in committed:
+            if self.matched == len(self.tokens):
+                break
+            if token != self.tokens[self.matched]:
+                return False
+            self.matched += 1
+        return True if self.matched == len(self.tokens) else None
+
+
+@dataclass(slots=True)
 class TextMemory:
     """What is remembered of one text; a session holds it."""
 
@@ -124,6 +147,8 @@ class TextMemory:
     choice: TextChoice = field(default_factory=TextChoice)
     sources: dict[str, SourceMemory] = field(default_factory=dict)
     """By key; as many as there are kinds of sources."""
+    shadows: dict[str, Shadow] = field(default_factory=dict)
+    """By key, at most one each."""
     fed: dict[str, int] = field(default_factory=dict)
     """Source -> tokens of the text that its cache has."""
     granted: int = 0
@@ -171,7 +196,7 @@ def decide(
             states[one.key] = state
         if state.parked:
             continue
-        k = affordable_k(ledger, one.table, min(one.best.k, room), one.charged_s)
+        k = _affordable(one, min(one.best.k, room), plain_s, ledger, policy)
         if k:
             chosen = one, k
             break
@@ -216,6 +241,22 @@ def refill_steps(table: CostTable, policy: KPolicy) -> float:
     return max(0.0, step_seconds(1, table) - plain_s) / (policy.probe_budget * plain_s)
 
 
+def _affordable(one: Candidate, most: int, plain_s: float, ledger: Ledger, policy: KPolicy) -> int:
+    """The largest K that the ledger allows, and that leaves enough for another try if nothing of it is kept.
+
+    Out of credit a text drafts nothing for long, so the last try is a short one, and no offer that a better one may
+    follow at once.
+    """
+    k = affordable_k(ledger, one.table, most, one.charged_s)
+    if not k:
+        return 0
+    again_s = max(0.0, step_seconds(1, one.table) - plain_s)
+    twice = affordable_k(ledger, one.table, k, one.charged_s + again_s)
+    if twice:
+        return twice
+    return 0 if one.free and one.estimate.rates(1)[0] < policy.sure else 1
+
+
 def _doubted(one: Candidate, state: SourceState, plain_s: float, policy: KPolicy) -> SourceState:
     if one.best.gain >= policy.park_below:
         return replace(state, doubt_s=0.0) if state.doubt_s > 0.0 else state
@@ -256,10 +297,13 @@ def _probe(
     best: tuple[float, float, Candidate] | None = None
     for one in candidates:
         state = states.get(one.key, one.state)
-        if (chosen is not None and one is chosen[0]) or state.due > text.step:
+        if one.free or (chosen is not None and one is chosen[0]) or state.due > text.step:
+            # What an offer would have brought is seen without drafting it.
             continue
         extra_s = step_seconds(1, one.table) + one.charged_s - 1.0 / now.tokens_per_s
-        if text.saved_s < extra_s or not affordable_k(ledger, one.table, 1, one.charged_s):
+        # What a text begins with is for chances that look good.
+        reserve_s = one.charged_s + ledger.start_steps * plain_s
+        if text.saved_s < extra_s or not affordable_k(ledger, one.table, 1, reserve_s):
             continue
         hope = one.best.gain if state.parked and chosen is None else _hope(one)
         if chosen is not None and hope <= now.gain:

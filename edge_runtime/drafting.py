@@ -134,7 +134,7 @@ class Drafting:
             started = self._clock()
             found = self._found(session, min(most, chooser.free_k), several)
             ask = Ask(most, session.length, session.kv_len, session.room, session.params.greedy)
-            offers = [Offer(name, len(made.tokens), made.evidence) for name, made in found.items()]
+            offers = [Offer(name, made.tokens, made.evidence) for name, made in found.items()]
             plan = chooser.choose(ask, offers, session.choosing)
             if plan.k < 1:
                 return Draft(plan, draft_s=self._clock() - started)

@@ -201,16 +201,50 @@ def test_short_matches_that_fail_do_not_speak_for_long_ones() -> None:
         memory = TextMemory()
         for step in range(120):
             evidence = rng.choice([2, 20])
-            offer = Offer("prompt_lookup", 31, evidence)
+            offer = Offer("prompt_lookup", np.arange(31), evidence)
             plan = chooser.choose(Ask(40, 100 + step, 99 + step, 500, True), [offer], memory)
             chooser.observe(plan, result(plan.k, plan.k if evidence > 2 else 0, "prompt_lookup"), 99, memory)
     fresh = TextMemory(Ledger(balance_s=1.0))
     ask = Ask(40, 100, 99, 500, True)
-    short = chooser.choose(ask, [Offer("prompt_lookup", 31, 2)], fresh)
+    short = chooser.choose(ask, [Offer("prompt_lookup", np.arange(31), 2)], fresh)
     assert short.k == 0 and "prompt_lookup parked: K=1 would give 0." in short.reason
-    assert chooser.choose(ask, [Offer("prompt_lookup", 31, 20)], fresh).k >= 5
+    assert chooser.choose(ask, [Offer("prompt_lookup", np.arange(31), 20)], fresh).k >= 5
     # A sampled text is another matter: what was learnt on greedy ones does not hold there.
     assert chooser.record("prompt_lookup", False, 20).tried == ()
+
+
+@pytest.mark.parametrize(
+    ("steps", "tried", "accepted"),
+    [([[7], [8], [9]], 3, 3), ([[7, 8, 9, 1]], 3, 3), ([[7], [8, 1]], 3, 2), ([[1]], 1, 0), ([[7], [8]], 0, 0)],
+)
+def test_an_offer_that_is_not_drafted_is_watched(steps: list[list[int]], tried: int, accepted: int) -> None:
+    """What it would have brought shows at no cost, as far as the text goes along with it."""
+    chooser, memory = Chooser(told_costs(CPU, {}), [], 5, 31), TextMemory()
+    ask = Ask(40, 100, 99, 500, True)
+    plan = chooser.choose(ask, [Offer("prompt_lookup", np.array([7, 8, 9]), 2)], memory)
+    assert plan.k == 0
+    for committed in steps:
+        chooser.observe(plan, replace(result(0, 0, ""), tokens=tuple(committed)), 99, memory)
+        plan = chooser.choose(ask, [], memory)
+    record = chooser.record("prompt_lookup", True, 2)
+    assert (len(record.tried), round(sum(record.accepted))) == (tried, accepted)
+
+
+def test_a_copy_that_begins_late_in_a_text_is_found_without_probes() -> None:
+    """Short matches fail for long, and then are right: nothing was spent to find that out."""
+    target = FakeEngine(MODEL, capacity=1024)
+    text = [*PROMPT, *plain(tokens=400)]
+
+    class Copying(ScriptedDraft):
+        def propose(self, context: DraftContext, k: int) -> DraftProposal:
+            return replace(super().propose(context, k), evidence=2)
+
+    drafter = Copying(text, range(200), max_k=31)
+    session = Session(target.info, PROMPT, GREEDY, max_tokens=400)
+    steps = decode(choosing(target, CPU, free=[drafter], free_k=31), session)
+    assert session.tokens.tolist() == text
+    early = [step for step in steps if step.drafted and step.accepted == 0]
+    assert len(early) < 3 and session.totals.accepted > 120
 
 
 def test_a_prediction_is_one_more_source() -> None:

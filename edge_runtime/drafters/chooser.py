@@ -14,6 +14,7 @@ from edge_runtime.calibration import Calibration, calibrated
 from edge_runtime.choice import (
     Candidate,
     KPolicy,
+    Shadow,
     SourceDecision,
     SourceMemory,
     SourceState,
@@ -24,6 +25,7 @@ from edge_runtime.choice import (
 )
 from edge_runtime.choice import refill_steps as steps_of_a_probe
 from edge_runtime.cost import CostTable, best_k, step_seconds, stop_below
+from edge_runtime.engines.protocol import Ids
 from edge_runtime.estimate import AcceptanceEstimate, observe
 
 from ..session import GRAMMAR, PREDICTION, StepResult
@@ -57,9 +59,13 @@ class Offer:
     """A draft that cost nothing to make."""
 
     source: str
-    count: int
-    """Tokens, at least 1."""
+    tokens: Ids
+    """[n], n >= 1"""
     evidence: int = 0
+
+    @property
+    def count(self) -> int:
+        return len(self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +144,10 @@ class Chooser:
         memory.choice = decision.text
         for key, state in decision.states.items():
             memory.sources[key].state = state
+        for one, offer in zip(candidates, offers, strict=False):
+            # What is not drafted is watched: whether the text goes along shows at no cost.
+            if one.key != decision.key and one.key not in memory.shadows:
+                memory.shadows[one.key] = Shadow(offer.tokens[: one.most].tolist())
         if not decision.k:
             return LengthPlan(0, "batched", decision.reason)
         return self._plan(decision, next(one for one in candidates if one.key == decision.key), ask, memory)
@@ -153,7 +163,9 @@ class Chooser:
             self._typical += _SLOW * (memory.committed - self._typical)
         if result.source == GRAMMAR:
             # What a grammar forces says nothing of what may be guessed, and pays for no guesses.
+            memory.shadows.clear()
             return
+        self._watch(result, memory)
         if plan.key:
             self._observe_source(plan, result, memory, confidences)
         table = self.costs.table(kv_len, model)
@@ -177,7 +189,7 @@ class Chooser:
         assert table is not None  # asked for before
         first = _FIRST_REACH if offer.source == PREDICTION else self._k_max
         kept = self._remembered(key, memory, table, min(first, self._free_k), offer.source, evidence, ask.greedy)
-        return self._candidate(key, offer.source, kept, table, min(kept.reach, offer.count))
+        return replace(self._candidate(key, offer.source, kept, table, min(kept.reach, offer.count)), free=True)
 
     def _model(self, ask: Ask, name: str, most: int, memory: TextMemory) -> Candidate:
         key = _key(name, None, ask.greedy)
@@ -230,6 +242,7 @@ class Chooser:
                 tuple(rate * weight for rate, weight in zip(rates, weights, strict=True)),
                 tuple(weights),
                 prior_mean=rates[0] if rates else record.prior_mean,
+                deeper=record.deeper,
             )
             kept = memory.sources[key] = SourceMemory(estimate, reach)
             # What looks bad from the start must not spend what a text may lose; a probe will tell.
@@ -280,6 +293,17 @@ class Chooser:
                 self._calibrations[plan.key] = calibrated(state, confidences[: result.tried], result.accepted)
         elif result.accepted == result.drafted:
             kept.reach = min(max(kept.reach, 2 * result.drafted), self._free_k)
+
+    def _watch(self, result: StepResult, memory: TextMemory) -> None:
+        for key, shadow in list(memory.shadows.items()):
+            right = shadow.follow(result.tokens)
+            if right is None:
+                continue
+            del memory.shadows[key]
+            tried = shadow.matched if right else shadow.matched + 1
+            kept = memory.sources[key]
+            kept.estimate = observe(kept.estimate, tried, shadow.matched)
+            self._records[key] = observe(self._records.get(key) or _blank(kept.estimate), tried, shadow.matched)
 
     def _went(self, key: str, k: int, drafted: int) -> None:
         going = list(self._going.get(key, ()))
