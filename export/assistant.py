@@ -78,7 +78,8 @@ def kept_rows(
     if assistant.ordering is not None:
         return None
     real = min(assistant.config.text.vocab_size, tokenizer.vocab_size)
-    return frequent_rows(min(recipe.mtp_vocab_rows, real), real, tokenizer, None)
+    corpus = None if recipe.mtp_frequency_corpus is None else Path(recipe.mtp_frequency_corpus)
+    return frequent_rows(min(recipe.mtp_vocab_rows, real), real, tokenizer, corpus, "mtp_frequency_corpus")
 
 
 def write_assistant(

@@ -19,7 +19,7 @@ Ids = NDArray[np.int64]
 
 
 def frequent_rows(
-    count: int, vocab_size: int, tokenizer: TokenizerModel, corpus: Path | None, key: str = "draft"
+    count: int, vocab_size: int, tokenizer: TokenizerModel, corpus: Path | None, key: str = "draft.frequency_corpus"
 ) -> Ids:
     """[count, rounded up] the most frequent token ids, rising; the end-of-text ids are always among them.
 
@@ -31,7 +31,7 @@ def frequent_rows(
         try:
             text = corpus.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as problem:
-            raise ConfigError(f"{key}.frequency_corpus: {corpus}: {why(problem)}") from None
+            raise ConfigError(f"{key}: {corpus}: {why(problem)}") from None
         ids = np.array(tokenizer.encode(text), np.int64)
     return rows_by_tokens(count, vocab_size, tokenizer, ids)
 

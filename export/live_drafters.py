@@ -160,7 +160,9 @@ def _choose_self_draft(recipe: ExportRecipe, target: Checkpoint, tokenizer: Toke
     if not 1 <= wanted.vocab_rows <= full:
         raise ConfigError(f"self_draft.vocab_rows: {wanted.vocab_rows}, but the vocabulary has {full}")
     corpus = None if wanted.frequency_corpus is None else Path(wanted.frequency_corpus)
-    return SelfDraft(wanted.layers, frequent_rows(wanted.vocab_rows, full, tokenizer, corpus, "self_draft"))
+    return SelfDraft(
+        wanted.layers, frequent_rows(wanted.vocab_rows, full, tokenizer, corpus, "self_draft.frequency_corpus")
+    )
 
 
 def _refuse_other_target(

@@ -90,6 +90,7 @@ class ExportRecipe:
     mtp_vocab_rows: int = _key(
         32768, "rows that the dense head of an assistant keeps, the most frequent ones; an ordered head keeps them all"
     )
+    mtp_frequency_corpus: str | None = _key(None, "text file whose tokens rank those rows; by id alone when left out")
     heads: str | None = _key(None, "directory of parallel heads that were fitted to this target")
     drafter_precision: Literal["int8", "fp32", "fp16"] | None = _key(
         None, "of mtp and heads; int8 unless the target is in fp32 or fp16"

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from test_decoder_sampling import chi_square_excess
-from tiny_bundle import tiny_tokenizer
+from tiny_bundle import tiny_pieces, tiny_tokenizer
 from tiny_gemma4 import AssistantOracle, TinyAssistant, TinyGemma4, save_tiny_assistant, save_tiny_gemma4
 from tiny_models import TinyConfig, save_tiny_tokenizer
 from tiny_models import save_tiny as save_tiny_gemma3
@@ -243,6 +243,21 @@ def test_an_assistant_of_another_model_is_refused_by_name(
     with pytest.raises(InputError, match=message) as caught:
         export(target, assistant, tmp_path / "b")
     assert "\n" not in str(caught.value) and not (tmp_path / "b").exists()
+
+
+def test_a_corpus_ranks_the_rows_of_a_dense_head(target: Path, assistants: dict[str, Path], tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("\u0151\u0150" * 50, encoding="utf-8")
+    tokens = [tiny_pieces().index(piece) for piece in tiny_pieces() if piece[0] in ("\u0150", "\u0151")]
+    kept = {}
+    for name, given in (("with", str(corpus)), ("without", None)):
+        manifest = export(target, assistants["dense"], tmp_path / name, mtp_vocab_rows=128, mtp_frequency_corpus=given)
+        model = manifest.model("mtp")
+        assert model.vocab_size == 128 and model.token_ids is not None
+        kept[name] = set(np.fromfile(tmp_path / name / model.token_ids, "<i8").tolist())
+    assert set(tokens) and set(tokens) <= kept["with"] and not set(tokens) & kept["without"]
+    with pytest.raises(InputError, match=r"mtp_frequency_corpus: none\.txt: No such file"):
+        export(target, assistants["dense"], tmp_path / "b", mtp_frequency_corpus="none.txt")
 
 
 def test_no_other_family_has_assistants(assistants: dict[str, Path], tmp_path: Path) -> None:
