@@ -7,6 +7,7 @@ the seconds spent are part of the state. A plan in steps instead of hours is exa
 from __future__ import annotations
 
 import os
+import pickle
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -104,7 +105,7 @@ class Trainer:
         try:
             found = torch.load(path, map_location=self.start.head.device, weights_only=True)
             stored = found["params"]
-        except (RuntimeError, OSError, KeyError, EOFError) as problem:
+        except (RuntimeError, OSError, KeyError, EOFError, pickle.UnpicklingError) as problem:
             raise ConfigError(f"{path}: not a checkpoint of a training run ({str(problem).splitlines()[0]})") from None
         wanted = {name: p.shape for name, p in self.params.items()}
         if {name: p.shape for name, p in stored.items()} != wanted or not torch.equal(
