@@ -32,7 +32,7 @@ class Sight:
             return {}
         total = position + rows
         known = [] if parents is None else parents.tolist()
-        known += range(len(known) - 1, rows - 1)
+        known += list(range(len(known) - 1, rows - 1))
         place[0, :rows] = where = position + np.array(depths(known), np.int64)
         sees = attends(known)
         found = {}
