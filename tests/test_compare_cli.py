@@ -62,6 +62,9 @@ def test_it_shows_writes_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert words in done.stdout
     assert "draft auto threshold" in done.stdout and max(map(len, done.stdout.splitlines())) <= 100
     assert {"priced", "named", "search", "final"} <= {run.part for run in after.domains[1].runs}
+    # What cannot be written is told before a text is decoded.
+    nowhere = compare(*options, "--json", str(path / "report.json"))
+    assert nowhere.exit_code == 2 and "report.json cannot be written: " in nowhere.stderr and len(begun) == 3
     # Nothing is left to measure: the file is shown again.
     again = compare(*options, "--resume", str(path), "--strict")
     assert len(begun) == 3 and again.exit_code == int("MISSED" in again.stdout)

@@ -169,6 +169,8 @@ def _measure(study: Study, plan: Plan, domains: Sequence[Domain], report: Report
     _announce(plan, left, len(done), min(report.plain.values()), path)
     if not report.costs:
         report = replace(report, costs=study.step_costs(MAX_DRAFT_TOKENS))
+        if path is not None:
+            _begin_file(path, report)
     with _progress() as progress:
         for number, domain in enumerate(left):
             progress("domains", number, len(left))
@@ -179,6 +181,14 @@ def _measure(study: Study, plan: Plan, domains: Sequence[Domain], report: Report
     if path is not None:
         write_report(path, report)
     return report
+
+
+def _begin_file(path: Path, report: Report) -> None:
+    """Before an hour has gone by. Raises ``ConfigError``."""
+    try:
+        write_report(path, report)
+    except OSError as problem:
+        raise ConfigError(f"{path} cannot be written: {problem.strerror}") from None
 
 
 def _announce(plan: Plan, domains: Sequence[Domain], done: int, plain_ms: float, path: Path | None) -> None:
