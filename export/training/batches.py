@@ -53,9 +53,10 @@ class Batches:
         """And moves ``cursor`` on."""
         if self._order[0] != cursor.epoch:
             self._order = (cursor.epoch, self._epoch(cursor.epoch))
-        micro = self._order[1][cursor.index]
+        # Beyond the end where a run goes on with fewer texts.
+        micro = self._order[1][min(cursor.index, len(self._order[1]) - 1)]
         cursor.index += 1
-        if cursor.index == len(self._order[1]):
+        if cursor.index >= len(self._order[1]):
             cursor.epoch, cursor.index = cursor.epoch + 1, 0
         return micro
 

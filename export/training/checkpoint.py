@@ -60,7 +60,7 @@ from export.safetensors_file import open_safetensors, read_json
 MODEL_TYPE = "edge_mtp"
 CONFIG_NAME, WEIGHTS_NAME, RECORD_NAME = "config.json", "model.safetensors", "record.json"
 LAYER = "layers.0."
-_DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "I64": np.dtype("<i8")}
+_DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "I64": np.dtype("<i8")}
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]

@@ -55,8 +55,8 @@ class Part:
             raise ConfigError("the target's hidden rows do not fit float16: features cannot be stored")
         place = slice(self.done, self.done + len(tokens))
         self.tokens[place], self.hidden[place] = tokens, hidden.astype(np.float16)
-        if self.normaliser is not None and self.best is not None:
-            self.normaliser[place], self.best[place] = normaliser, best
+        if self.normaliser is not None and self.best is not None and normaliser is not None:
+            self.normaliser[place], self.best[place] = normaliser, np.asarray(best, np.int32)
         for array in (self.tokens, self.hidden, self.normaliser, self.best):
             if isinstance(array, np.memmap):
                 array.flush()

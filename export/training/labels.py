@@ -63,17 +63,21 @@ class Labels:
 
 
 def labels_of(start: Start, part: Part, directory: Path) -> Labels:
-    """Made once a head and part, and kept in ``directory``."""
+    """Made once a head and text, and kept in ``directory``."""
     digest = hashlib.sha256(start.token_ids.cpu().numpy().tobytes()).hexdigest()[:16]
     path = directory / f"labels-{part.directory.name}.npz"
-    if path.is_file():
-        with np.load(path) as known:
-            if str(known["head"]) == digest and len(known["normaliser"]) == part.done:
-                return Labels(known["normaliser"], known["best"], start.config.head_rows)
     normaliser = np.empty((part.done, part.length), np.float32)
     best = np.empty((part.done, part.length, _BEST), np.int32)
+    done = 0
+    if path.is_file():
+        with np.load(path) as known:
+            if str(known["head"]) == digest:
+                done = min(len(known["normaliser"]), part.done)
+                normaliser[:done], best[:done] = known["normaliser"][:done], known["best"][:done]
+    if done == part.done:
+        return Labels(normaliser, best, start.config.head_rows)
     with torch.inference_mode():
-        for text in range(part.done):
+        for text in range(done, part.done):
             hidden = torch.from_numpy(part.hidden[text].astype(np.float32)).to(start.head.device)
             for at in range(0, part.length, _TEXT_ROWS):
                 logits = start.logits(hidden[at : at + _TEXT_ROWS])

@@ -101,5 +101,5 @@ def _rope(x: Floats, position: int, config: DrafterConfig) -> Floats:
 
 def _gelu(x: Floats) -> Floats:
     inner = _GELU_INNER * (x + np.float32(0.044715) * x * x * x)
-    gelu: Floats = np.float32(0.5) * x * (np.float32(1) + np.tanh(inner))
+    gelu: Floats = (np.float32(0.5) * x * (np.float32(1) + np.tanh(inner))).astype(np.float32)
     return gelu

@@ -36,7 +36,7 @@ from .features import Part, read_part
 from .gather import DRAWN, HELD_DRAWN, HELD_NATURAL, NATURAL, Gathering, GatherPlan, frequent_ids, projection_start
 from .labels import labels_of
 from .target import TorchTarget, target_checkpoint
-from .trainer import STATE_NAME, Progress, Seen, Trainer, TrainingPlan
+from .trainer import STATE_NAME, Progress, Seen, Trainer, TrainingPlan, stored_state
 
 FEATURES_NAME, BEST_NAME = "features", "best"
 NOTICE = Path(__file__).parent.parent / "notices" / "GEMMA_NOTICE.txt"
@@ -132,8 +132,12 @@ def train_drafter(wanted: Wanted, shown: Shown) -> Path:
     gathered = _features(wanted, target, tokenizer, shown)
     run.parts = {name: read_part(gathered / name) for name in (NATURAL, DRAWN, HELD_NATURAL, HELD_DRAWN)}
     batches = Batches([run.parts[NATURAL], run.parts[DRAWN]], wanted.micro_tokens, wanted.seed, wanted.share)
+    state = stored_state(wanted.output, target.device)
     seen = np.concatenate([part.tokens[: part.done].ravel() for part in (run.parts[NATURAL], run.parts[DRAWN])])
     token_ids = frequent_ids(wanted.head_rows, target.config.vocab_size, tokenizer, seen)
+    if state is not None and len(state["token_ids"]) == wanted.head_rows:
+        # More texts than at first would ask for another head; the drafter keeps the one that it began with.
+        token_ids = state["token_ids"].cpu().numpy()
     start, params = start_from(target, token_ids, projection_start(gathered).to(target.device))
     run.embed, target.layers = target.embed, []
     labels = None
@@ -141,7 +145,8 @@ def train_drafter(wanted: Wanted, shown: Shown) -> Path:
         labels = [labels_of(start, part, wanted.output) for part in batches.parts]
     trainer = Trainer(start, params, target.embed, batches, labels, wanted.plan, wanted.output)
     run.record = _record(run, batches, gathered / SOURCES_NAME)
-    if trainer.resume():
+    if state is not None:
+        trainer.resume(state)
         shown.line(f"going on at step {trainer.progress.step}")
     else:
         untrained = held_acceptance(start, params, run.embed, run.parts[HELD_DRAWN], texts=wanted.checked_texts)
@@ -186,7 +191,6 @@ def _features(wanted: Wanted, target: TorchTarget, tokenizer: TokenizerModel, sh
         return wanted.features
     directory = wanted.output / FEATURES_NAME
     if (wanted.output / STATE_NAME).is_file():
-        # More texts now would be another head: what training began with is what it goes on with.
         return directory
     directory.mkdir(exist_ok=True)
     _copy_sources(wanted.corpus, directory)

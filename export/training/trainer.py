@@ -78,6 +78,21 @@ Check = Callable[["Trainer"], dict[str, Any]]
 """Tries the averaged weights, keeps them where they are the best so far, and returns what is to be remembered."""
 
 
+def stored_state(directory: Path, device: torch.device) -> dict[str, Any] | None:
+    """What an earlier run left in ``directory``. Raises ``ConfigError`` where that is something else."""
+    path = directory / STATE_NAME
+    if not path.is_file():
+        return None
+    try:
+        found: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+        if {"params", "average", "optimiser", "token_ids", "progress"} <= set(found):
+            return found
+        problem = "parts are missing"
+    except (RuntimeError, OSError, TypeError, EOFError, pickle.UnpicklingError) as error:
+        problem = str(error).splitlines()[0]
+    raise ConfigError(f"{path}: not a checkpoint of a training run ({problem})")
+
+
 class Trainer:
     def __init__(
         self,
@@ -97,28 +112,20 @@ class Trainer:
         self._optimiser: State = fresh_state(self.params)
         self._embed, self._batches, self._labels = embed, batches, labels
 
-    def resume(self) -> bool:
-        """From the checkpoint in ``directory``, if there is one. Raises ``ConfigError`` for one of another drafter."""
-        path = self.directory / STATE_NAME
-        if not path.is_file():
-            return False
-        try:
-            found = torch.load(path, map_location=self.start.head.device, weights_only=True)
-            stored = found["params"]
-        except (RuntimeError, OSError, KeyError, EOFError, pickle.UnpicklingError) as problem:
-            raise ConfigError(f"{path}: not a checkpoint of a training run ({str(problem).splitlines()[0]})") from None
+    def resume(self, found: dict[str, Any]) -> None:
+        """From what :func:`stored_state` read. Raises ``ConfigError`` for the state of another drafter."""
+        stored = found["params"]
         wanted = {name: p.shape for name, p in self.params.items()}
-        if {name: p.shape for name, p in stored.items()} != wanted or not torch.equal(
-            found["token_ids"].to(self.start.token_ids.device), self.start.token_ids
-        ):
-            raise ConfigError(f"{path} is of a drafter of another shape or head: choose another output, or remove it")
+        same_head = torch.equal(found["token_ids"], self.start.token_ids)
+        if not same_head or {name: p.shape for name, p in stored.items()} != wanted:
+            state = self.directory / STATE_NAME
+            raise ConfigError(f"{state} is of a drafter of another shape or head: choose another output, or remove it")
         with torch.no_grad():
             for name, p in self.params.items():
                 p.copy_(stored[name])
         self.average, self._optimiser = found["average"], found["optimiser"]
         known = dict(found["progress"])
         self.progress = Progress(**{**known, "cursor": Cursor(**known["cursor"])})
-        return True
 
     def run(self, check: Check, tell: Callable[[Progress, Seen, float], None]) -> None:
         """To the end of the plan; ``tell`` hears of every step and of the share of the run that is done."""
