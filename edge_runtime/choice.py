@@ -36,7 +36,7 @@ class KPolicy:
     """Share of the time that probes may cost, as if none of their tokens were kept."""
     won_share: float = 0.02
     """Share of what drafting has won that probes may cost as well."""
-    sure: float = 0.7
+    sure: float = 0.75
     """Acceptance of the first token that a free offer needs while the text could not afford to fail twice: a better
     one often follows at the next step, and a text that is out of credit drafts nothing for long."""
     backoff: float = 2.0

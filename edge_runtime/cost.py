@@ -65,6 +65,8 @@ class CostTable:
     """Per token that the draft did not see while parked, fed in chunks; 0 if it has no cache."""
     min_rows: int = 1
     """2 for an engine in its deterministic mode, where a lone row is run as two."""
+    branches: int = 0
+    """Alternatives beside the chain that every step which drafts verifies as well; their rows are seldom read out."""
     plain_s: float = field(init=False, repr=False)
     """One step of plain decoding: what all else is compared with, at every step."""
 
@@ -84,6 +86,10 @@ class CostTable:
 
     def head(self, rows: int) -> float:
         return _at_rows(self.head_s, max(rows, self.min_rows))
+
+    def verify(self, k: int) -> float:
+        """The body over K drafts, the token before them and what stands beside them."""
+        return self.body(k + 1 + self.branches if k else 1)
 
     def draft(self, k: int) -> float:
         return self.draft_fixed_s + k * self.draft_s if k else 0.0
@@ -142,7 +148,7 @@ def step_seconds(k: int, table: CostTable, head_mode: HeadMode = "batched", acce
         if len(acceptance) < k:
             raise ValueError("a head in groups is priced by the acceptance of every draft")
         head_s = head_seconds(survival(acceptance[:k]), table, head_mode)
-    return table.draft(k) + table.body(k + 1) + head_s + table.overhead_s
+    return table.draft(k) + table.verify(k) + head_s + table.overhead_s
 
 
 def price(k: int, acceptance: Sequence[float], table: CostTable, going: Sequence[float] = ()) -> Choice:
@@ -170,7 +176,7 @@ def _choices(acceptance: Sequence[float], table: CostTable, k_max: int, going: S
         if k:
             chances.append(chances[-1] * acceptance[min(k, len(acceptance)) - 1])
             tokens += chances[-1]
-        rest_s = table.draft(k) + table.body(k + 1) + table.overhead_s
+        rest_s = table.draft(k) + table.verify(k) + table.overhead_s
         step_s = {0: rest_s + table.head(k + 1)}
         for group in groups:
             full, over = divmod(k + 1, group)

@@ -147,7 +147,7 @@ class Drafting:
             several.told_by(several.named(plan.source), session.slot)
             session.warming = Warming(plan)
         plan = session.warming.plan
-        chance = chooser.calibration(plan.key).chance
+        chance = chooser.calibration(plan).chance
         return self._ask(session, session.warming, several.named(plan.source), min(plan.k, most), chance)
 
     def _found(self, session: Session, most: int, several: Several) -> dict[str, DraftProposal]:

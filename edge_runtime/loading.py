@@ -36,6 +36,8 @@ MAX_DRAFT_TOKENS = 7
 """Default most of K. On a CPU the best K is 1 to 3; this leaves room for devices where verifying is free."""
 _FREE_DRAFT_TOKENS = 31
 """The same of drafts that cost nothing to make: a copy may be long."""
+_BRANCHES = 2
+"""Alternatives that a draft may set beside its chain, where the engine runs trees and the cost table says it pays."""
 _CONFIDENT_TOKENS = 10
 """Most of K by the policy of that name."""
 _LONGEST_DRAFT = 63
@@ -159,7 +161,9 @@ class LoadedBundle:
                 costs.prime_draft(one.name, measure_drafter(self.target, one, clock))
         models = [(one.name, one.max_k) for one in several.models]
         free_k = min(max(_FREE_DRAFT_TOKENS, self.max_head_rows - 1), self.target.info.max_rows - 1)
-        chooser = Chooser(costs, models, self.max_head_rows - 1, free_k)
+        chooser = Chooser(
+            costs, models, self.max_head_rows - 1, free_k, branches=_BRANCHES if self.target.info.trees else 0
+        )
         return Decoder(self.target, several, chooser, max_head_rows=self.max_head_rows, clock=clock)
 
     def _several(self, name: DrafterName, strategy: Strategy | None) -> Several:

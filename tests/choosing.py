@@ -42,10 +42,11 @@ def choosing(
     k_max: int = 5,
     free_k: int = 15,
     clock: ManualClock | None = None,
+    branches: int = 0,
 ) -> Decoder:
     """A decoder that chooses; ``drafts`` as for ``told_costs``, free where a model is not named."""
     costs = told_costs(table, {one.name: (0.0, 0.0) for one in models} | dict(drafts or {}), target.info.min_rows)
-    chooser = Chooser(costs, [(one.name, min(k_max, one.max_k)) for one in models], k_max, free_k)
+    chooser = Chooser(costs, [(one.name, min(k_max, one.max_k)) for one in models], k_max, free_k, branches=branches)
     return Decoder(target, Several("auto", free, models), chooser, clock=clock or ManualClock())
 
 

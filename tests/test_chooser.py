@@ -108,6 +108,30 @@ def test_early_stop_drafts_on_while_the_draft_is_sure() -> None:
     assert any(step.drafted < step.k for step in longer)
 
 
+@pytest.mark.parametrize(("params", "seed"), [(GREEDY, None), (SamplingParams(0.9, top_k=8), 7)], ids=["greedy", "7"])
+@pytest.mark.parametrize(("table", "used"), [(FLAT, True), (CPU, False)], ids=["flat", "cpu"])
+def test_alternatives_stand_beside_a_chain_where_rows_cost_little(
+    table: CostTable, used: bool, params: SamplingParams, seed: int | None
+) -> None:
+    """The cost table decides; the text is the target's either way."""
+    gains, beside, wanted = {}, 0, plain(params, seed, 120)
+    for branches in (0, 2):
+        clock = ManualClock()
+        target = FakeEngine(MODEL, capacity=1024, clock=clock, cost=table, trees=True)
+        models = [Named("half", draft_engine(0.75, clock, 0.003), target.info)]
+        drafts = {"half": (0.003, 0.0001)}
+        decoder = choosing(target, table, models=models, drafts=drafts, clock=clock, branches=branches)
+        beside = 0
+        for _ in range(3):
+            session = Session(target.info, PROMPT, params, max_tokens=120, seed=seed)
+            steps = decode(decoder, session)
+            beside += sum("2 beside it" in step.reason for step in steps)
+            assert session.generated.tolist() == wanted
+        gains[branches] = step_seconds(0, table) * session.totals.committed / seconds(session.totals)
+    assert (beside > 10) == used
+    assert gains[2] > 0.94 * gains[0]
+
+
 def test_a_policy_needs_several_drafters() -> None:
     with pytest.raises(ValueError, match="needs several"):
         Decoder(FakeEngine(MODEL), PromptLookup(), Chooser(told_costs(FLAT, {}), [], 5, 15))

@@ -38,6 +38,8 @@ _PRIORS = (0.3, 0.4, 0.5, 0.6, 0.75, 0.85)
 """Acceptance that is assumed before anything was seen, without evidence and by its class."""
 _PRIOR, _PREDICTED = 0.6, 0.8
 """The same of drafters that find nothing but think, and of a client's prediction."""
+_BESIDE = 0.25
+"""Share of rejections that alternatives are assumed to catch."""
 _SAMPLED = 0.8
 """Share of it where the target draws."""
 _SEEDED = 3.0
@@ -94,11 +96,14 @@ class Chooser:
         k_max: int,
         free_k: int,
         policy: KPolicy | None = None,
+        branches: int = 0,
     ) -> None:
-        """``models``: name and largest K of each. ``k_max``: where the reach of an offer starts, ``free_k``: where it
+        """``models``: name and largest K of each; ``branches``: alternatives that they may set beside a chain as well.
+        ``k_max``: where the reach of an offer starts, ``free_k``: where it
         ends. Where ``costs`` know nothing yet, the first offers are tried out, and models wait for a price."""
         self.costs = costs
         self._models, self._k_max, self._free_k = tuple(models), k_max, free_k
+        self._beside = (0, branches) if branches else (0,)
         self._names = frozenset(name for name, _ in models)
         self._policy = policy or KPolicy()
         self._records: dict[str, AcceptanceEstimate] = {}
@@ -115,9 +120,9 @@ class Chooser:
         """Most tokens of an offer that are of any use."""
         return self._free_k
 
-    def calibration(self, key: str) -> Calibration:
-        """Of the key that a plan names."""
-        return self._calibrations.get(key, Calibration())
+    def calibration(self, plan: LengthPlan) -> Calibration:
+        """Of the drafter that a plan names."""
+        return self._calibrations.get(_plain(plan), Calibration())
 
     def record(self, source: str, greedy: bool, evidence: int | None = None) -> AcceptanceEstimate:
         """What texts so far showed of a source."""
@@ -136,8 +141,9 @@ class Chooser:
             return LengthPlan(k, "batched", f"K={k}: measuring what a step costs", source=offers[0].source)
         candidates = [self._offered(ask, offer, memory) for offer in offers]
         candidates += [
-            self._model(ask, name, most, memory)
+            self._model(ask, name, most, memory, beside)
             for name, most in self._models
+            for beside in self._beside
             if most and not self._trials and not self._silent(name, ask.greedy, memory)
         ]
         decision = decide(candidates, ask.room, table, memory.choice, memory.ledger, self._policy)
@@ -168,11 +174,13 @@ class Chooser:
         self._watch(result, memory)
         if plan.key:
             self._observe_source(plan, result, memory, confidences)
-        table = self.costs.table(kv_len, model)
+        table = self.costs.table(kv_len, model, plan.branches)
         if table is not None:
-            # Both sides by the table: what counts is the choice, not what else the machine did meanwhile.
-            kept = [1.0] * result.accepted + [0.0] * result.drafted
-            step_s = step_seconds(result.drafted, table, result.head_mode, kept)
+            # Both sides by the table: what counts is the choice, not what else the machine did meanwhile. Where an
+            # alternative was taken, more was drafted than was judged.
+            run = max(result.drafted, min(plan.k, result.rows - 1 - plan.branches)) if plan.branches else result.drafted
+            kept = [1.0] * result.accepted + [0.0] * run
+            step_s = step_seconds(run, table, result.head_mode, kept)
             step_s += max(0, result.caught_up - memory.granted) * table.catch_up_s
             plain_s = table.plain_s
             memory.ledger = memory.ledger.after(len(result.tokens), step_s, plain_s)
@@ -191,11 +199,11 @@ class Chooser:
         kept = self._remembered(key, memory, table, min(first, self._free_k), offer.source, evidence, ask.greedy)
         return replace(self._candidate(key, offer.source, kept, table, min(kept.reach, offer.count)), free=True)
 
-    def _model(self, ask: Ask, name: str, most: int, memory: TextMemory) -> Candidate:
-        key = _key(name, None, ask.greedy)
-        table = self.costs.table(ask.kv_len, name)
+    def _model(self, ask: Ask, name: str, most: int, memory: TextMemory, beside: int) -> Candidate:
+        key = _key(f"{name}+{beside}" if beside else name, None, ask.greedy)
+        table = self.costs.table(ask.kv_len, name, beside)
         assert table is not None  # asked for before
-        kept = self._remembered(key, memory, table, most, name, None, ask.greedy)
+        kept = self._remembered(key, memory, table, most, key.split(" ")[0], None, ask.greedy)
         one = self._candidate(key, name, kept, table, most)
         fed = memory.fed.get(name, 0)
         missing = max(0, ask.length - fed - 2)
@@ -258,8 +266,16 @@ class Chooser:
             memory.fed[one.source] = ask.length
             worth = max(decision.tokens_per_s, 1.0 / one.table.plain_s)
             threshold = stop_below(decision.k, one.estimate.rates(1)[0], one.table, worth)
+        beside = one.table.branches
         return LengthPlan(
-            decision.k, decision.head_mode, decision.reason, threshold, decision.source, decision.key, decision.weight
+            k=decision.k,
+            head_mode=decision.head_mode,
+            reason=f"{decision.reason}, {beside} beside it" if beside else decision.reason,
+            stop_below=threshold,
+            source=decision.source,
+            key=decision.key,
+            weight=decision.weight,
+            branches=beside,
         )
 
     # What a step showed
@@ -274,8 +290,8 @@ class Chooser:
             kept.state = replace(kept.state, probing=False)
             return
         asked = result.drafted
-        if plan.stop_below > 0.0 and result.kind != "ended" and result.drafted < plan.k:
-            # One that stopped by itself gave up what lies behind.
+        if (plan.stop_below > 0.0 or plan.branches) and result.kind != "ended" and result.drafted < plan.k:
+            # One that stopped by itself, or left the chain for an alternative, gave up what lies behind.
             asked = plan.k
         kept.estimate = observe(kept.estimate, asked, result.accepted, plan.weight)
         record = self._records.get(plan.key) or _blank(kept.estimate)
@@ -286,11 +302,13 @@ class Chooser:
             kept.state = judged(kept.state, result.accepted > 0, step, wait, self._policy)
         if plan.source in self._names:
             memory.fed[plan.source] += result.accepted
-            if plan.stop_below > 0.0:
+            # Where alternatives stand beside a chain, where it was left says neither how far it went nor what was kept.
+            chain = not plan.branches or result.accepted < result.drafted or result.drafted == plan.k
+            if plan.stop_below > 0.0 and not plan.branches:
                 self._went(plan.key, plan.k, result.drafted)
-            if confidences:
-                state = self.calibration(plan.key)
-                self._calibrations[plan.key] = calibrated(state, confidences[: result.tried], result.accepted)
+            if confidences and chain:
+                state = self.calibration(plan)
+                self._calibrations[_plain(plan)] = calibrated(state, confidences[: result.tried], result.accepted)
         elif result.accepted == result.drafted:
             kept.reach = min(max(kept.reach, 2 * result.drafted), self._free_k)
 
@@ -321,8 +339,15 @@ def _key(source: str, evidence: int | None, greedy: bool) -> str:
     return f"{source}{found}" if greedy else f"{source}{found} sampled"
 
 
+def _plain(plan: LengthPlan) -> str:
+    """The key without what stands beside a chain."""
+    return _key(plan.source, None, not plan.key.endswith("sampled"))
+
+
 def _first(source: str, evidence: int | None, greedy: bool) -> AcceptanceEstimate:
     prior = _PREDICTED if source == PREDICTION else _PRIOR
+    if "+" in source:
+        prior += _BESIDE * (1.0 - prior)
     if evidence is not None:
         prior = _PRIORS[bisect_right(_CLASSES, evidence)]
     return AcceptanceEstimate(prior_mean=prior if greedy else prior * _SAMPLED, keep=0.99, fade=0.999)

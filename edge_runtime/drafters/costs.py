@@ -6,7 +6,7 @@ Primed by a warm-up pass; steps go on measuring, apart for contexts of different
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from edge_runtime.cost import CostTable, dense_by_rows
 from edge_runtime.row_cost import CostEstimate, observe_cost, prime_cost
@@ -56,8 +56,8 @@ class _Bucket:
     head: CostEstimate = field(default_factory=CostEstimate)
     overhead: CostEstimate = field(default_factory=CostEstimate)
     drafts: dict[str, _Draft] = field(default_factory=dict)
-    tables: dict[str, CostTable] = field(default_factory=dict)
-    """By drafter; ``""`` where drafts cost nothing to make."""
+    tables: dict[tuple[str, int], CostTable] = field(default_factory=dict)
+    """By drafter (``""`` where drafts cost nothing to make) and alternatives beside the chain."""
     unread: int = 0
     """Steps observed since ``tables`` were made."""
 
@@ -95,15 +95,16 @@ class StepCosts:
         draft.catch_up = _primed(draft.catch_up, 1, costs.catch_up_s)
         bucket.tables.clear()
 
-    def table(self, kv_len: int, source: str = "") -> CostTable | None:
+    def table(self, kv_len: int, source: str = "", branches: int = 0) -> CostTable | None:
         """With drafts by ``source``, or with free ones; ``None`` before anything was measured."""
         bucket = self._bucket(kv_len)
         if bucket.unread >= _TABLE_AGE:
             bucket.tables.clear()
             bucket.unread = 0
-        table = bucket.tables.get(source)
+        table = bucket.tables.get((source, branches))
         if table is None and bucket.body.by_rows:
-            table = bucket.tables[source] = _table(bucket, bucket.drafts.get(source), self._min_rows)
+            table = replace(_table(bucket, bucket.drafts.get(source), self._min_rows), branches=branches)
+            bucket.tables[source, branches] = table
         return table
 
     def fresh(self, kv_len: int) -> bool:
