@@ -118,7 +118,8 @@ def test_json_holds_everything() -> None:
     speculation = given["speculation"]
     assert set(speculation) == {
         "drafter", "reason", "steps", "drafted", "accepted", "acceptance_rate", "acceptance_length",
-        "mean_accepted_drafts", "acceptance_by_position", "steps_by_num_draft_tokens",
+        "mean_accepted_drafts", "acceptance_by_position", "steps_by_num_draft_tokens", "by_source", "time_shares",
+        "draft_mean_log_likelihood", "notes",
     }  # fmt: skip
     steps, drafted, accepted = (speculation[name] for name in ("steps", "drafted", "accepted"))
     assert steps + accepted + 1 in (50, 51)  # the prefill's token; the last step may end by an accepted one

@@ -26,6 +26,7 @@ from scheduling import (
 from edge_runtime.cost import CostTable
 from edge_runtime.drafters.draft_model import DraftModel
 from edge_runtime.drafters.prompt_lookup import PromptLookup
+from edge_runtime.drafters.suffix import SuffixCache
 from edge_runtime.errors import InputError, PromptTooLong, QueueFull
 from edge_runtime.generation import Piece
 from edge_runtime.sampling import SamplingParams
@@ -450,6 +451,20 @@ def test_params_reach_the_session() -> None:
             texts.append(reader.tokens)
         assert texts[0] == texts[1] != texts[2]
         assert GREEDY.greedy and texts[0] != cold(PROMPT, 20)
+
+
+def test_one_clients_answers_are_drafted_from_for_nobody_else() -> None:
+    """Through the whole scheduler, slots changing hands: how fast an answer comes must not tell what another asked."""
+    engine = FakeEngine(MODEL, slots=2)
+    served = serve(engine, SuffixCache(2048), 4)
+    answer = cold(PROMPT, 60)
+    kept = []
+    with running(served) as scheduler:
+        for client in (5, 5, 6, 5, 6, -1, -1):
+            ask(scheduler, served, request(PROMPT, 60, client=client), reader := Reader())
+            assert reader.tokens == answer
+            kept.append(reader.result.accepted > 30)
+    assert kept == [False, True, False, True, True, False, False]
 
 
 def test_a_request_reaches_the_decoder_whole() -> None:

@@ -99,8 +99,10 @@ class Chooser:
         branches: int = 0,
     ) -> None:
         """``models``: name and largest K of each; ``branches``: alternatives that they may set beside a chain as well.
-        ``k_max``: where the reach of an offer starts, ``free_k``: where it
-        ends. Where ``costs`` know nothing yet, the first offers are tried out, and models wait for a price."""
+
+        ``k_max``: where the reach of an offer starts, ``free_k``: where it ends. Where ``costs`` know nothing yet, the
+        first offers are tried out, and models wait for a price.
+        """
         self.costs = costs
         self._models, self._k_max, self._free_k = tuple(models), k_max, free_k
         self._beside = (0, branches) if branches else (0,)
