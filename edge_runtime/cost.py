@@ -169,6 +169,7 @@ def _choices(acceptance: Sequence[float], table: CostTable, k_max: int, going: S
     This runs before every step, so sums go on from one K to the next.
     """
     groups = range(table.min_rows, MAX_GROUP + 1)
+    heads = [table.head(rows) for rows in range(MAX_GROUP + 1)]
     whole = dict.fromkeys(groups, 0.0)  # by group: the head over those that are complete
     stopped = dict.fromkeys((0, *groups), 0.0)  # by group, 0 the batched head: drafts that ended before K
     plain_s, chances, tokens, reached = 0.0, [1.0], 1.0, 1.0
@@ -181,9 +182,9 @@ def _choices(acceptance: Sequence[float], table: CostTable, k_max: int, going: S
         for group in groups:
             full, over = divmod(k + 1, group)
             if not over:
-                whole[group] += chances[k + 1 - group] * table.head(group)
+                whole[group] += chances[k + 1 - group] * heads[group]
             if group <= k:
-                last_s = chances[full * group] * table.head(over) if over else 0.0
+                last_s = chances[full * group] * heads[over] if over else 0.0
                 step_s[group] = rest_s + whole[group] + last_s
         plain_s = plain_s or step_s[0]
         # A step of fewer rows than a group has is one call, which is the batched head's.
