@@ -15,7 +15,17 @@ from edge_runtime.decoder import Decoder
 from edge_runtime.drafters.draft_model import DraftModel
 from edge_runtime.drafters.length import FixedLength
 from edge_runtime.drafters.protocol import DraftContext
-from edge_runtime.drafters.strategy import STRATEGIES, AsRequested, Beam, Strategy, TopK, TopP, strategy_named
+from edge_runtime.drafters.strategy import (
+    STRATEGIES,
+    AsRequested,
+    Beam,
+    Path,
+    Strategy,
+    TopK,
+    TopP,
+    beside,
+    strategy_named,
+)
 from edge_runtime.engines.protocol import HeadOutput
 from edge_runtime.errors import ConfigError
 from edge_runtime.noise import gumbel
@@ -148,6 +158,28 @@ def test_a_wide_beam_finds_the_most_probable_chain() -> None:
         assert sum(np.log(proposal.confidences)) == pytest.approx(paths[found], abs=1e-5)
         differs += found != tuple(greedy.propose(asked, 2).tokens.tolist())
     assert differs > 0, "or it is no search"
+
+
+def test_the_other_chains_of_a_beam_stand_beside_the_best() -> None:
+    paths = [Path((1, 2, 3), (), 0.0), Path((1, 2, 4), (), -1.0), Path((1, 5, 6), (), -2.0), Path((7, 8, 9), (), -3.0)]
+    assert beside(paths, 0) == ((1, 2, 3), (-1, 0, 1))
+    assert beside(paths, 2) == ((1, 2, 3, 4, 5), (-1, 0, 1, 1, 0))
+    assert beside(paths, 9) == ((1, 2, 3, 4, 5, 6, 7, 8, 9), (-1, 0, 1, 1, 0, 4, -1, 6, 7))
+    assert beside(paths[:1], 4) == ((1, 2, 3), (-1, 0, 1))
+
+
+def test_a_beam_verified_as_a_tree_keeps_the_text_and_more_of_the_draft() -> None:
+    kept = {}
+    for branches in (0, 4):
+        target = FakeEngine(MODEL, capacity=512, candidates=16, trees=True)
+        wanted = Session(target.info, PROMPT, GREEDY, max_tokens=80)
+        decode(Decoder(target), wanted)
+        session = Session(target.info, PROMPT, GREEDY, max_tokens=80)
+        length = FixedLength(3, branches=branches)
+        decode(Decoder(target, drafter(target, Beam(3), agreement=0.8), length), session)
+        assert session.tokens.tolist() == wanted.tokens.tolist()
+        kept[branches] = session.totals.committed / session.totals.steps
+    assert kept[4] > 1.1 * kept[0]
 
 
 def test_a_beam_leaves_its_cache_right() -> None:

@@ -10,7 +10,7 @@ from edge_runtime.errors import VocabularyMismatch
 from .chain import Chain
 from .draft_cache import DraftCache
 from .protocol import NO_TOKENS, DraftContext, DraftProposal
-from .strategy import AsRequested, Beam, Expand, Strategy
+from .strategy import AsRequested, Beam, Expand, Strategy, beside
 
 _JOINED = 2
 """Tokens that the first forward of a draft takes along: what a step of full acceptance leaves behind."""
@@ -44,8 +44,11 @@ class DraftModel:
             return DraftProposal(NO_TOKENS, None, self.name, refusal)
         note = nearly_full(self._engine.info) if room < k else ""
         if isinstance(self._strategy, Beam):
-            best, *_ = self._strategy.search(self._expanding(context), min(most, self._engine.info.max_rows))
-            return DraftProposal(np.array(best.tokens, np.int64), None, self.name, note, best.probabilities)
+            paths = self._strategy.search(self._expanding(context), min(most, self._engine.info.max_rows))
+            tokens, parents = beside(paths, context.branches)
+            tree = np.array(parents, np.int64) if len(tokens) > len(paths[0].tokens) else None
+            drafted = np.array(tokens, np.int64)
+            return DraftProposal(drafted, None, self.name, note, paths[0].probabilities, parents=tree)
         chain = Chain(self._strategy, context, most)
         output = cache.catch_up(context, context.params.inverse_temperature)
         while chain.choose(output.head):

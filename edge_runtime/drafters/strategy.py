@@ -95,8 +95,7 @@ class TopP:
 class Beam:
     """The most probable chain that a beam of this width finds; a drafter that can go back asks for it (``search``).
 
-    Nothing is drawn, so the chain is one-hot. The beam's other chains are lost as long as only a chain is verified:
-    ``search`` returns all of them, for the day when a tree is.
+    Nothing is drawn, so the chain is one-hot. Where a tree is verified, the beam's other chains stand beside it.
     """
 
     name = "beam"
@@ -135,6 +134,23 @@ class Path:
     """[tokens] of each, given those before it."""
     score: float
     """Log-probability of the whole."""
+
+
+def beside(paths: Sequence[Path], most: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Tokens and parents (see ``DraftProposal``) of the first chain and of ``most`` more tokens of the others."""
+    tokens, parents = list(paths[0].tokens), list(range(-1, len(paths[0].tokens) - 1))
+    nodes = {(parent, token): node for node, (parent, token) in enumerate(zip(parents, tokens, strict=True))}
+    for path in paths[1:]:
+        node = -1
+        for token in path.tokens:
+            if (node, token) not in nodes:
+                if len(tokens) == len(paths[0].tokens) + most:
+                    return tuple(tokens), tuple(parents)
+                nodes[node, token] = len(tokens)
+                tokens.append(token)
+                parents.append(node)
+            node = nodes[node, token]
+    return tuple(tokens), tuple(parents)
 
 
 Expand = Callable[[tuple[int, ...]], tuple[Sequence[int], Sequence[float]]]
