@@ -36,6 +36,8 @@ MAX_DRAFT_TOKENS = 7
 """Default most of K. On a CPU the best K is 1 to 3; this leaves room for devices where verifying is free."""
 _FREE_DRAFT_TOKENS = 31
 """The same of drafts that cost nothing to make: a copy may be long."""
+_LONG_GRAMS = (12, 6)
+"""Of prompt lookup: JSON, edits and dialogues repeat short grams everywhere."""
 _BRANCHES = 2
 """Alternatives that a draft may set beside its chain, where the engine runs trees and the cost table says it pays."""
 _CONFIDENT_TOKENS = 10
@@ -105,7 +107,7 @@ class LoadedBundle:
             return NoDraft()
         max_k = self.max_head_rows - 1
         if name == "lookup":
-            return PromptLookup(max_k=max_k)
+            return PromptLookup(max_k=max_k, also=_LONG_GRAMS)
         if name == "suffix":
             return SuffixCache(self.suffix_tokens or SUFFIX_TOKENS, max_k, self.suffix_shared)
         role = _ROLES[name]
@@ -177,7 +179,7 @@ class LoadedBundle:
             return Several(one.name, (), (one,))
         free: list[Drafter] = []
         if name in ("auto", "lookup"):
-            free.append(PromptLookup(max_k=_FREE_DRAFT_TOKENS))
+            free.append(PromptLookup(max_k=_FREE_DRAFT_TOKENS, also=_LONG_GRAMS))
         if name == "suffix" or (name == "auto" and self.suffix_tokens):
             tokens = self.suffix_tokens or SUFFIX_TOKENS
             free.append(SuffixCache(tokens, _FREE_DRAFT_TOKENS, self.suffix_shared))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -247,7 +248,7 @@ def test_prompt_lookup_says_how_much_agreed(tokens: list[int], agreed: int) -> N
     assert PromptLookup(3, 2).propose(context(tokens), 4).evidence == agreed
 
 
-def naive_lookup(tokens: list[int], k: int, sizes: range) -> list[int]:
+def naive_lookup(tokens: list[int], k: int, sizes: Sequence[int]) -> list[int]:
     for size in sizes:
         for end in range(len(tokens) - 1, size - 1, -1):
             if tokens[end - size : end] == tokens[-size:] and size <= len(tokens):
@@ -264,6 +265,21 @@ def test_prompt_lookup_is_a_search(texts: list[list[int]], k: int) -> None:
         for end in range(1, len(text) + 1):
             proposal = drafter.propose(context(text[:end]), k)
             assert proposal.tokens.tolist() == naive_lookup(text[:end], k, range(3, 0, -1))
+
+
+def test_prompt_lookup_copies_from_where_most_agrees() -> None:
+    """Short grams stand everywhere in a text of one form; the latest of them is seldom the right one."""
+    lines = [[line, 7, 1, 2, 3, line + 50] for line in range(10, 40)]
+    text = [token for line in lines for token in line]
+    asked = [*text, *lines[4], *lines[5][:5]]
+    assert PromptLookup().propose(context(asked), 1).tokens.tolist() == [64]
+    proposal = PromptLookup(also=(12, 6)).propose(context(asked), 7)
+    assert proposal.tokens.tolist() == [65, *lines[6]] and proposal.evidence >= 11
+    # Each token costs an entry a size, so there are few of them.
+    drafter = PromptLookup(3, 1, also=(6,))
+    for end in range(1, len(asked)):
+        wanted = naive_lookup(asked[:end], 3, (6, 3, 2, 1))
+        assert drafter.propose(context(asked[:end]), 3).tokens.tolist() == wanted
 
 
 def test_prompt_lookup_keeps_slots_apart_and_forgets() -> None:
@@ -284,9 +300,9 @@ def test_prompt_lookup_pays_on_a_text_that_repeats() -> None:
 
 
 def test_prompt_lookup_refuses() -> None:
-    for longest, shortest in ((1, 2), (3, 0)):
+    for longest, shortest, also in ((1, 2, ()), (3, 0, ()), (3, 2, (3,)), (3, 2, (6, 12))):
         with pytest.raises(ConfigError):
-            PromptLookup(longest, shortest)
+            PromptLookup(longest, shortest, also=also)
 
 
 def test_no_draft() -> None:

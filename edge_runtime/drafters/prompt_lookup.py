@@ -6,6 +6,8 @@ After Saxena 2023 ("prompt lookup decoding"), with an index in place of a search
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from edge_runtime.engines.protocol import Ids
@@ -23,11 +25,14 @@ class PromptLookup:
 
     name = "prompt_lookup"
 
-    def __init__(self, longest: int = 3, shortest: int = 2, max_k: int = 16) -> None:
-        if not 1 <= shortest <= longest:
-            raise ConfigError(f"prompt lookup of n-grams from {longest} down to {shortest}")
+    def __init__(self, longest: int = 3, shortest: int = 2, max_k: int = 16, also: Sequence[int] = ()) -> None:
+        """n-grams of ``shortest`` to ``longest`` tokens, and of those in ``also``, longer and falling: a text in which
+        short ones stand everywhere is copied from where most agrees. Raises ``ConfigError``."""
+        sizes = (*also, *range(longest, shortest - 1, -1))
+        if not 1 <= shortest <= longest or sorted(set(sizes), reverse=True) != list(sizes):
+            raise ConfigError(f"prompt lookup of n-grams from {longest} down to {shortest}, and of {list(also)}")
         self.max_k = max_k
-        self._sizes = range(longest, shortest - 1, -1)
+        self._sizes = sizes
         self._indexes: dict[int, _Index] = {}
 
     def warm(self, context: DraftContext) -> int:
@@ -68,7 +73,7 @@ class _Index:
     At most one entry per token and size, so the context bounds it.
     """
 
-    def __init__(self, sizes: range) -> None:
+    def __init__(self, sizes: tuple[int, ...]) -> None:
         self._sizes = sizes
         self._tokens: list[int] = []
         self._array: Ids = NO_TOKENS
