@@ -253,6 +253,21 @@ def test_a_drafter_on_disk_is_the_one_that_was_saved(tmp_path: Path) -> None:
     half = load_drafter(tmp_path)
     for name, values in drafter.tensors.items():
         np.testing.assert_allclose(half.tensors[name], values, rtol=1e-3, atol=1e-4)
+    save_drafter(tmp_path, drafter, "I8")
+    eight = load_drafter(tmp_path)
+    for name, values in drafter.tensors.items():
+        off = np.abs(eight.tensors[name] - values).max() / np.abs(values).max()
+        assert off < 0.005, name
+
+
+def test_eight_bits_without_scales_are_refused(tmp_path: Path) -> None:
+    drafter = trained(*random_drafter(), {})
+    save_drafter(tmp_path, drafter, "F32")
+    arrays = {**drafter.tensors, "token_ids": drafter.token_ids}
+    arrays["projection"] = arrays["projection"].astype(np.int8)
+    write_tensors(tmp_path / "model.safetensors", arrays)
+    with pytest.raises(CheckpointError, match="no scales that fit"):
+        load_drafter(tmp_path)
 
 
 @pytest.mark.parametrize(

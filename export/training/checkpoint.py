@@ -3,7 +3,8 @@
 A checkpoint is a directory:
 
     config.json          ``DrafterConfig``, with "model_type": "edge_mtp"
-    model.safetensors    the tensors below, F32 or F16; ``token_ids`` is I64
+    model.safetensors    the tensors below, F32, F16 or I8; ``token_ids`` is I64. An I8 matrix comes with F16
+                         ``<name>.scales`` [out, in / 32], one for each run of 32 values in a row
     record.json          how it was trained: target, corpora with their licences, tokens, held-out acceptance
     GEMMA_NOTICE.txt     it is a derivative of the target, under the target's terms
 
@@ -60,7 +61,14 @@ from export.safetensors_file import open_safetensors, read_json
 MODEL_TYPE = "edge_mtp"
 CONFIG_NAME, WEIGHTS_NAME, RECORD_NAME = "config.json", "model.safetensors", "record.json"
 LAYER = "layers.0."
-_DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "I64": np.dtype("<i8")}
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "I8": np.dtype("i1"),
+    "I64": np.dtype("<i8"),
+}
+_SCALES = ".scales"
+_RUN = 32
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -181,15 +189,36 @@ def load_drafter(directory: Path) -> TrainedDrafter:
 
 
 def save_drafter(directory: Path, drafter: TrainedDrafter, dtype: str = "F16") -> None:
-    """Into a directory that exists; norms and scales stay F32, matrices become ``dtype``."""
+    """Into a directory that exists; vectors stay F32, matrices become ``dtype``: F32, F16, or I8 where rows allow it."""
     config = {"model_type": MODEL_TYPE, **asdict(drafter.config)}
     arrays: dict[str, NDArray[Any]] = {"token_ids": drafter.token_ids.astype(_DTYPES["I64"])}
     for name, values in drafter.tensors.items():
-        arrays[name] = values.astype(_DTYPES[dtype] if values.ndim > 1 else _DTYPES["F32"])
+        if dtype == "I8" and values.ndim > 1 and values.shape[1] % _RUN == 0:
+            arrays[name], arrays[name + _SCALES] = _in_eight_bits(values)
+        else:
+            wide = "F16" if dtype == "I8" else dtype
+            arrays[name] = values.astype(_DTYPES[wide] if values.ndim > 1 else _DTYPES["F32"])
     write_tensors(directory / WEIGHTS_NAME, arrays)
     for name, content in ((CONFIG_NAME, config), (RECORD_NAME, drafter.record)):
         text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
         (directory / name).write_text(text, encoding="utf-8")
+
+
+def _in_eight_bits(values: Floats) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
+    runs = values.reshape(len(values), -1, _RUN)
+    scales = np.maximum(np.abs(runs).max(axis=2) / 127.0, np.finfo(np.float16).tiny).astype(np.float16)
+    steps = np.rint(runs / scales[:, :, None].astype(np.float32)).clip(-127, 127)
+    return steps.reshape(values.shape).astype(np.int8), scales
+
+
+def _out_of_eight_bits(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
+    """Matrices with scales, in place. Raises ``CheckpointError``."""
+    for name in [name for name, array in arrays.items() if array.dtype == np.int8]:
+        steps, scales = arrays[name], arrays.pop(name + _SCALES, None)
+        if steps.ndim != 2 or scales is None or scales.shape != (len(steps), steps.shape[1] / _RUN):
+            raise CheckpointError(f"{path}: tensor {name} has 8 bits, and no scales that fit it")
+        runs = steps.reshape(*scales.shape, _RUN) * scales[:, :, None]
+        arrays[name] = runs.astype(np.float32).reshape(steps.shape)
 
 
 def write_tensors(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -218,7 +247,7 @@ def write_tensors(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
 
 
 def read_tensors(path: Path) -> dict[str, NDArray[Any]]:
-    """Copies; floats of any kind as float32, I64 as int64. Raises ``CheckpointError``."""
+    """Copies; floats of any kind and 8 bits as float32, I64 as int64. Raises ``CheckpointError``."""
     file = open_safetensors(path)
     arrays: dict[str, NDArray[Any]] = {}
     for name, span in file.tensors.items():
@@ -227,10 +256,15 @@ def read_tensors(path: Path) -> dict[str, NDArray[Any]]:
             if span.nbytes != 8 * count:
                 raise CheckpointError(f"{path}: tensor {name} of shape {span.shape} cannot have {span.nbytes} bytes")
             values: NDArray[Any] = np.frombuffer(file.mapping, _DTYPES["I64"], count, span.offset).astype(np.int64)
+        elif span.kind == "I8":
+            if span.nbytes != count:
+                raise CheckpointError(f"{path}: tensor {name} of shape {span.shape} cannot have {span.nbytes} bytes")
+            values = np.frombuffer(file.mapping, np.int8, count, span.offset).copy()
         elif span.kind in ("F32", "F16", "BF16"):
             raw = np.frombuffer(file.mapping, np.uint8, span.nbytes, span.offset)
             values = dequantise(span.kind, raw.reshape(1, span.nbytes), count)
         else:
             raise CheckpointError(f"{path}: tensor {name} has the unsupported type {span.kind}")
         arrays[name] = values.reshape(span.shape)
+    _out_of_eight_bits(path, arrays)
     return arrays
