@@ -189,7 +189,7 @@ def load_drafter(directory: Path) -> TrainedDrafter:
 
 
 def save_drafter(directory: Path, drafter: TrainedDrafter, dtype: str = "F16") -> None:
-    """Into a directory that exists; vectors stay F32, matrices become ``dtype``: F32, F16, or I8 where rows allow it."""
+    """Into a directory that exists; vectors stay F32, matrices become ``dtype``: F32, F16, or I8 where rows fit."""
     config = {"model_type": MODEL_TYPE, **asdict(drafter.config)}
     arrays: dict[str, NDArray[Any]] = {"token_ids": drafter.token_ids.astype(_DTYPES["I64"])}
     for name, values in drafter.tensors.items():
