@@ -33,7 +33,17 @@ from .corpus import SOURCES_NAME, Segments, corpus_files, read_segments
 from .drafter import start_from, trained
 from .evaluate import Acceptance, held_acceptance
 from .features import Part, read_part
-from .gather import DRAWN, HELD_DRAWN, HELD_NATURAL, NATURAL, Gathering, GatherPlan, frequent_ids, projection_start
+from .gather import (
+    DRAWN,
+    FREQUENCY_NAME,
+    HELD_DRAWN,
+    HELD_NATURAL,
+    NATURAL,
+    Gathering,
+    GatherPlan,
+    frequent_ids,
+    projection_start,
+)
 from .labels import labels_of
 from .target import TorchTarget, target_checkpoint
 from .trainer import STATE_NAME, Progress, Seen, Trainer, TrainingPlan, stored_state
@@ -133,10 +143,9 @@ def train_drafter(wanted: Wanted, shown: Shown) -> Path:
     run.parts = {name: read_part(gathered / name) for name in (NATURAL, DRAWN, HELD_NATURAL, HELD_DRAWN)}
     batches = Batches([run.parts[NATURAL], run.parts[DRAWN]], wanted.micro_tokens, wanted.seed, wanted.share)
     state = stored_state(wanted.output, target.device)
-    seen = np.concatenate([part.tokens[: part.done].ravel() for part in (run.parts[NATURAL], run.parts[DRAWN])])
-    token_ids = frequent_ids(wanted.head_rows, target.config.vocab_size, tokenizer, seen)
+    token_ids = frequent_ids(wanted.head_rows, np.load(gathered / FREQUENCY_NAME), tokenizer)
     if state is not None and len(state["token_ids"]) == wanted.head_rows:
-        # More texts than at first would ask for another head; the drafter keeps the one that it began with.
+        # Another corpus would ask for another head; the drafter keeps the one that it began with.
         token_ids = state["token_ids"].cpu().numpy()
     start, params = start_from(target, token_ids, projection_start(gathered).to(target.device))
     run.embed, target.layers = target.embed, []
