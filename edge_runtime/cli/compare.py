@@ -50,9 +50,9 @@ _WORTH_A_FILE = 5.0
 @click.option("--sampled/--no-sampled", default=True, help="With sampling.  [default: yes]")
 @click.option("--temperature", type=click.FloatRange(min=0.0, min_open=True), default=1.0, show_default=True,
               help="Of the sampled law.")  # fmt: skip
-@click.option("--top-k", type=click.IntRange(0), default=0, show_default=True, help="Of the sampled law; 0: all.")
-@click.option("--top-p", type=click.FloatRange(0.0, 1.0, min_open=True), default=1.0, show_default=True,
-              help="Of the sampled law.")  # fmt: skip
+@click.option("--top-k", type=click.IntRange(0), default=64, show_default=True, help="Of the sampled law; 0: all.")
+@click.option("--top-p", type=click.FloatRange(0.0, 1.0, min_open=True), default=0.95, show_default=True,
+              help="Of the sampled law; 1: all.")  # fmt: skip
 @click.option("--rounds", type=click.IntRange(2), metavar="N", help="Of the default and its rivals.  [default: 5]")
 @click.option("--tokens", type=click.IntRange(16), metavar="N", help="Of each text.  [default: 64]")
 @click.option("--quick", is_flag=True, help="One prompt a domain, 2 rounds of 32 tokens, fewer K: to see how it goes.")
