@@ -17,7 +17,7 @@ from torch import Tensor
 from export.model_config import GemmaConfig
 
 from .checkpoint import LAYER, DrafterConfig, Ids, TrainedDrafter, expected_shapes
-from .layer import LayerShape, Projected, capped, causal, finish, merge, project, rms_norm, scores
+from .layer import LayerShape, Projected, capped, causal, finish, merge, mix, project, rms_norm, scores
 from .target import TorchTarget, drafter_shape
 
 Params = dict[str, Tensor]
@@ -139,7 +139,7 @@ def _self_fed(q: Tensor, true: Projected, fed: list[Projected], shape: LayerShap
     grouped = q.view(batch, shape.kv_heads, heads // shape.kv_heads, n, dim)
     chain = [capped((grouped * at.k[:, :, None]).sum(-1, keepdim=True), shape) for at in fed]
     law = torch.cat([known, *chain], dim=-1).softmax(-1)
-    out = law[..., :n] @ true.v[:, :, None]
+    out = mix(law[..., :n], true.v)
     for i, at in enumerate(fed):
         out = out + law[..., n + i : n + i + 1] * at.v[:, :, None]
     return merge(out)

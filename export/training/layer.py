@@ -69,8 +69,10 @@ def causal(at: Projected, shape: LayerShape) -> Tensor:
 def scores(q: Tensor, k: Tensor, shape: LayerShape) -> Tensor:
     """[batch, kv_heads, group, rows, keys]"""
     batch, heads, rows, dim = q.shape
-    grouped = q.view(batch, shape.kv_heads, heads // shape.kv_heads, rows, dim)
-    return capped(grouped @ k[:, :, None].transpose(-1, -2), shape)
+    groups = heads // shape.kv_heads
+    # The heads of a group as more rows of one product: broadcast over them, the keys would be copied for each.
+    products = q.reshape(batch, shape.kv_heads, groups * rows, dim) @ k.transpose(-1, -2)
+    return capped(products.unflatten(2, (groups, rows)), shape)
 
 
 def capped(products: Tensor, shape: LayerShape) -> Tensor:
@@ -80,7 +82,12 @@ def capped(products: Tensor, shape: LayerShape) -> Tensor:
 
 def weigh(scored: Tensor, v: Tensor) -> Tensor:
     """Softmax over the last axis of :func:`scores`, then the values: [batch, rows, heads * head_dim]."""
-    return merge(scored.softmax(-1) @ v[:, :, None])
+    return merge(mix(scored.softmax(-1), v))
+
+
+def mix(law: Tensor, v: Tensor) -> Tensor:
+    """[batch, kv_heads, group, rows, head_dim]: the values by a law of the shape of :func:`scores`."""
+    return (law.flatten(2, 3) @ v).unflatten(2, law.shape[2:4])
 
 
 def merge(grouped: Tensor) -> Tensor:

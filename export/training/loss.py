@@ -28,7 +28,7 @@ class LossWeights:
     """Each self-fed step counts this much less than the one before."""
     cosine: float = 0.2
     """Of 1 - cos(output, the target's row), both over its final norm."""
-    acceptance: float = 0.0
+    acceptance: float = 1.0
     """Of 1 - sum min(p, q)."""
 
 

@@ -36,7 +36,7 @@ class TrainingPlan:
     """Either of the two ends the run."""
     self_fed: int = 2
     """Draft steps that are trained, the first of which reads the target's own row."""
-    matrix_rate: float = 2e-3
+    matrix_rate: float = 3e-3
     projection_share: float = 0.04
     """Of the matrices' rate: it starts from the ridge solution, near where it should be."""
     vector_rate: float = 2e-3
@@ -44,7 +44,7 @@ class TrainingPlan:
     constant_until: float = 0.4
     """Of the run; then the rate falls linearly to ``final_share``."""
     final_share: float = 0.02
-    averaged: float = 0.99
+    averaged: float = 0.97
     """Decay of the average of the weights, which is what is tried and kept."""
     micro_batches: int = 2
     other_rows: int | None = 2048
