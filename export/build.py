@@ -46,9 +46,10 @@ _NOTICE = Path(__file__).parent / "notices" / LICENCE_FILE
 
 
 def exporter() -> str:
-    """Version and a digest of this package's sources: the same recipe makes the same bundle only by the same code."""
+    """Version and a digest of this package: the same recipe makes the same bundle only by the same code and weights."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.rglob("*.py")):
+    package = Path(__file__).parent
+    for path in sorted([*package.rglob("*.py"), *package.rglob("*.safetensors")]):
         digest.update(path.read_bytes())
     return f"edge-export {__version__} {digest.hexdigest()[:12]}"
 

@@ -17,6 +17,10 @@ _PARTS = 4
 _COPY_CHUNK = 8 << 20
 
 
+DRAFTER = Path(__file__).parent / "drafters" / "gemma-3-270m"
+"""A multi-token drafter for it that was trained here; how, its record.json says."""
+
+
 def cache_directory() -> Path:
     """Of this program, after the XDG base directory specification."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edge-runtime"
