@@ -150,8 +150,11 @@ def log_softmax(logits: Floats) -> NDArray[np.float64]:
 
 
 def _greedy_run(engine: Engine, reference: Reference, name: str, prompt: Ids, count: int) -> GreedyRun:
-    expected = reference.greedy(prompt, count)
     found = engine_greedy(engine, prompt, count)
+    # Behind a text that is equal so far, one forward says what the reference would write: as good as writing it, and
+    # ten times as fast.
+    logits = reference.logits(np.concatenate([prompt, np.array(found[:-1], np.int64)]))
+    expected = logits[len(prompt) - 1 :].argmax(axis=1).tolist()
     equal = next((i for i, (a, b) in enumerate(zip(expected, found, strict=True)) if a != b), count)
     return GreedyRun(name, equal, count)
 

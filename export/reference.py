@@ -58,19 +58,6 @@ class Reference:
         array: NDArray[np.float32] = out.float().numpy()
         return array
 
-    def greedy(self, ids: NDArray[np.int64], count: int) -> list[int]:
-        """``count`` greedy tokens after ``ids``, end-of-text tokens being tokens like others."""
-        with self._torch.inference_mode():
-            out = self._model.generate(
-                self._torch.from_numpy(ids)[None],
-                max_new_tokens=count,
-                min_new_tokens=count,
-                do_sample=False,
-                eos_token_id=None,
-                pad_token_id=0,
-            )
-        return [int(token) for token in out[0, len(ids) :]]
-
     @property
     def model(self) -> Any:
         """The transformers model itself, for benchmarks."""

@@ -35,7 +35,7 @@ NEAR_TIE = 0.25
 """Logits between the two best tokens, within which the fast mode may choose the other one."""
 COUNT = 48
 PROMPTS = ("english", "python", "copy-json")
-LENGTHS = (*range(8), "random")
+LENGTHS: tuple[int | str, ...] = (0, 1, 2, 4, 7, "random")
 
 
 class RandomLength:

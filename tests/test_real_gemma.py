@@ -61,13 +61,12 @@ def test_int4_is_better_calibrated(
     measured: Callable[..., tuple[Parity, ExportRun]], record_property: Callable[[str, object], None]
 ) -> None:
     """The best four bits on offer, and by how much calibration makes them so."""
-    calibrated, run = measured("--precision", "int4")
+    calibrated, _ = measured("--precision", "int4")
     searched, _ = measured("--precision", "int4", "--calibration", "none")
     for name, found in (("calibrated", calibrated), ("searched", searched)):
         record_property(f"int4_{name}", f"NLL {found.nll_bundle:.4f}, KL {found.mean_kl:.4f}")
     assert calibrated.nll_bundle - calibrated.nll_reference < 0.2
     assert calibrated.mean_kl < 0.7 * searched.mean_kl
-    assert run.seconds < 300  # 50 on two quiet cores; this only catches a mistake of scale
 
 
 def test_the_screen_misses_nothing_of_the_sample(real_export: Export) -> None:
