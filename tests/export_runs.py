@@ -19,7 +19,6 @@ class ExportRun:
     stdout: str
     stderr: str
     returncode: int
-    seconds: float
     peak_anonymous: int
     """Bytes of RssAnon at its highest, as sampled."""
 
@@ -30,14 +29,13 @@ def start_export(source: Path, output: Path, *options: str) -> subprocess.Popen[
 
 
 def watched_export(source: Path, output: Path, *options: str) -> ExportRun:
-    started, peak = time.perf_counter(), 0
+    peak = 0
     with start_export(source, output, *options) as process:
         while process.poll() is None:
             peak = max(peak, anonymous_bytes(process.pid))
             time.sleep(_INTERVAL_S)
         stdout, stderr = process.communicate()
-    seconds = time.perf_counter() - started
-    return ExportRun(output, stdout, stderr, process.returncode, seconds, peak)
+    return ExportRun(output, stdout, stderr, process.returncode, peak)
 
 
 def anonymous_bytes(pid: int) -> int:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from edge_runtime.engines.protocol import Engine, EngineInfo, HeadRequest, StepInput
 
 from .chain import Chain
-from .mtp import refuse_target
-from .protocol import NO_TOKENS, DraftContext, DraftProposal
+from .mtp import refuse_target, row_to_draft_from
+from .protocol import NO_TOKENS, Cacheless, DraftContext, DraftProposal
 from .strategy import AsRequested, Strategy
 
 
-class ParallelHeads:
+class ParallelHeads(Cacheless):
     """One forward, one head for all rows; nothing to catch up."""
 
     name = "heads"
@@ -26,27 +26,17 @@ class ParallelHeads:
         self._engine = engine
         self._strategy = strategy or AsRequested()
 
-    def warm(self, context: DraftContext) -> int:
-        return 0
-
     def propose(self, context: DraftContext, k: int) -> DraftProposal:
-        place = len(context.tokens) - 2
-        most = min(k, self.max_k)
-        if place < 0 or context.hidden is None or len(context.hidden) <= place:
+        hidden, most = row_to_draft_from(context), min(k, self.max_k)
+        if hidden is None:
             return DraftProposal(NO_TOKENS, None, self.name, "the target has not run the text yet")
         if most < 1:
             return DraftProposal(NO_TOKENS, None, self.name)
         chain = Chain(self._strategy, context, most)
         request = HeadRequest(0, most, context.params.inverse_temperature)
         # Without a cache a row is the same at any place.
-        step = StepInput(0, context.tokens[-1:], 0, request, context.hidden[place : place + 1])
+        step = StepInput(0, context.tokens[-1:], 0, request, hidden)
         head, row = self._engine.forward(step).head, 0
         while chain.choose(head, row):
             row += 1
         return chain.proposal(self.name)
-
-    def observe(self, slot: int, accepted: int) -> None:
-        pass
-
-    def reset(self, slot: int) -> None:
-        pass

@@ -52,9 +52,7 @@ class LengthPolicy(Protocol):
 class FixedLength:
     name = "fixed"
 
-    def __init__(
-        self, k: int, head_mode: HeadMode = "batched", stop_below: float = 0.0, branches: int = 0
-    ) -> None:
+    def __init__(self, k: int, head_mode: HeadMode = "batched", stop_below: float = 0.0, branches: int = 0) -> None:
         if k < 0:
             raise ValueError(f"k must be >= 0, not {k}")
         self._k, self._head_mode, self._stop_below, self._branches = k, head_mode, stop_below, branches

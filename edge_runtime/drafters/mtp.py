@@ -12,7 +12,7 @@ from edge_runtime.errors import ConfigError
 from .chain import Chain
 from .draft_cache import DraftCache
 from .draft_model import nearly_full, refuse_vocabulary
-from .protocol import NO_TOKENS, DraftContext, DraftProposal
+from .protocol import NO_TOKENS, Cacheless, DraftContext, DraftProposal
 from .strategy import AsRequested, Strategy
 
 
@@ -63,7 +63,7 @@ class MultiToken:
         self._cache.reset(slot)
 
 
-class Assistant:
+class Assistant(Cacheless):
     """Queries over the target's cache, and nothing of its own to fill: parking it costs nothing.
 
     All forwards of a draft stand at the place of the last token that the target has run.
@@ -78,29 +78,20 @@ class Assistant:
         self._engine = engine
         self._strategy = strategy or AsRequested()
 
-    def warm(self, context: DraftContext) -> int:
-        return 0
-
     def propose(self, context: DraftContext, k: int) -> DraftProposal:
-        place = len(context.tokens) - 2
+        place, hidden = len(context.tokens) - 2, row_to_draft_from(context)
         most = min(k, self.max_k)
-        if place < 0 or context.hidden is None or len(context.hidden) <= place:
+        if hidden is None:
             return DraftProposal(NO_TOKENS, None, self.name, "the target has not run the text yet")
         if most < 1:
             return DraftProposal(NO_TOKENS, None, self.name)
         chain = Chain(self._strategy, context, most)
-        token, hidden = context.tokens[-1:], context.hidden[place : place + 1]
+        token = context.tokens[-1:]
         while True:
             output = self._engine.forward(StepInput(context.slot, token, place, chain.request(0), hidden))
             if not chain.choose(output.head):
                 return chain.proposal(self.name)
             token, hidden = chain.last, last_feed(output)
-
-    def observe(self, slot: int, accepted: int) -> None:
-        pass
-
-    def reset(self, slot: int) -> None:
-        pass
 
 
 def refuse_target(draft: EngineInfo, target: EngineInfo) -> None:
@@ -109,6 +100,14 @@ def refuse_target(draft: EngineInfo, target: EngineInfo) -> None:
     if draft.hidden_input != target.hidden_size or not target.keeps_hidden:
         has = f"rows of {target.hidden_size}" if target.keeps_hidden else "keeps none"
         raise ConfigError(f"the drafter reads hidden rows of {draft.hidden_input}, and the target {has}")
+
+
+def row_to_draft_from(context: DraftContext) -> Floats | None:
+    """[1, hidden_size] the target's row behind the last but one token, which the last was read from."""
+    place = len(context.tokens) - 2
+    if place < 0 or context.hidden is None or len(context.hidden) <= place:
+        return None
+    return context.hidden[place : place + 1]
 
 
 def last_feed(output: StepOutput) -> Floats:

@@ -105,20 +105,24 @@ class Drafter(Protocol):
         ...
 
 
-class NoDraft:
-    """Plain decoding."""
-
-    name = "none"
-    max_k = 0
+class Cacheless:
+    """What a drafter that keeps nothing between two drafts has to say to a change of text."""
 
     def warm(self, context: DraftContext) -> int:
         return 0
-
-    def propose(self, context: DraftContext, k: int) -> DraftProposal:
-        return DraftProposal(NO_TOKENS, None, self.name)
 
     def observe(self, slot: int, accepted: int) -> None:
         pass
 
     def reset(self, slot: int) -> None:
         pass
+
+
+class NoDraft(Cacheless):
+    """Plain decoding."""
+
+    name = "none"
+    max_k = 0
+
+    def propose(self, context: DraftContext, k: int) -> DraftProposal:
+        return DraftProposal(NO_TOKENS, None, self.name)

@@ -10,11 +10,11 @@ from edge_runtime.engines.protocol import Engine, EngineInfo, StepInput
 
 from .chain import Chain
 from .draft_model import nearly_full, refuse_vocabulary
-from .protocol import NO_TOKENS, DraftContext, DraftProposal
+from .protocol import NO_TOKENS, Cacheless, DraftContext, DraftProposal
 from .strategy import AsRequested, Strategy
 
 
-class SelfDraft:
+class SelfDraft(Cacheless):
     """Writes behind what the target's cache holds, where the verification writes anyway."""
 
     name = "self"
@@ -25,9 +25,6 @@ class SelfDraft:
         self.max_k = max_k
         self._engine = engine
         self._strategy = strategy or AsRequested()
-
-    def warm(self, context: DraftContext) -> int:
-        return 0
 
     def propose(self, context: DraftContext, k: int) -> DraftProposal:
         place = len(context.tokens) - 1
@@ -44,9 +41,3 @@ class SelfDraft:
             if not chain.choose(output.head):
                 return chain.proposal(self.name, nearly_full(self._engine.info) if room < k else "")
             token, place = chain.last, place + 1
-
-    def observe(self, slot: int, accepted: int) -> None:
-        pass
-
-    def reset(self, slot: int) -> None:
-        pass
