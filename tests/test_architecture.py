@@ -25,11 +25,11 @@ FILE_LINES, FUNCTION_LINES = 400, 60
 # A module imports its own row and the rows above it.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"", "errors", "schema", "bundle", "console"}),
-    frozenset({"acceptance", "sampling", "shaping", "noise", "cost", "estimate", "ledger", "repetition"})
+    frozenset({"acceptance", "budget", "sampling", "shaping", "noise", "cost", "estimate", "ledger", "repetition"})
     | frozenset({"calibration", "choice", "health", "memory", "resident", "row_cost", "status", "tree"}),
     frozenset({"governor", "engines", "telemetry", "config", "text"}),
     frozenset({"drafters", "drafting", "session", "shaper", "decoder", "verification", "generation", "testing"})
-    | frozenset({"warmup"}),
+    | frozenset({"simulator", "warmup"}),
     frozenset({"loading", "scheduler"}),
     frozenset({"server", "client"}),
     frozenset({"cli", "bench", "__main__"}),
