@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
+
+from .budget import StepPower
 
 HeadMode = Literal["batched"] | int
 """How the head reads a step's rows: all at once, or in groups of so many rows until the first rejection."""
@@ -67,6 +69,8 @@ class CostTable:
     """2 for an engine in its deterministic mode, where a lone row is run as two."""
     branches: int = 0
     """Alternatives beside the chain that every step which drafts verifies as well; their rows are seldom read out."""
+    power: StepPower | None = None
+    """Steps are then priced in *paced* seconds: as long as they and the wait behind them take. See ``under_power``."""
     plain_s: float = field(init=False, repr=False)
     """One step of plain decoding: what all else is compared with, at every step."""
 
@@ -76,7 +80,7 @@ class CostTable:
         parts = (self.draft_s, self.draft_fixed_s, self.overhead_s, self.catch_up_s)
         if not all(math.isfinite(s) and s >= 0.0 for s in (*self.body_s, *self.head_s, *parts)):
             raise ValueError("costs must be finite and >= 0")
-        plain_s = self.body(1) + self.head(1) + self.overhead_s
+        plain_s = self.paced(self.body(1) + self.head(1) + self.overhead_s, 0)
         if plain_s <= 0.0:
             raise ValueError("a plain step must cost something")
         object.__setattr__(self, "plain_s", plain_s)
@@ -94,6 +98,31 @@ class CostTable:
     def draft(self, k: int) -> float:
         return self.draft_fixed_s + k * self.draft_s if k else 0.0
 
+    def joules(self, seconds: float, k: int) -> float | None:
+        """e(K) of the whole board over a step of K drafts; ``None`` where no power is known."""
+        rows = k + 1 + self.branches if k else 1
+        return None if self.power is None else self.power.joules(seconds, max(rows, self.min_rows), k)
+
+    def paced(self, seconds: float, k: int) -> float:
+        """A step of K drafts with the wait that its power asks for. Where nothing is allowed nothing runs: no wait."""
+        if self.power is None or self.power.allowed_w <= self.power.idle_w:
+            return seconds
+        joules = self.joules(seconds, k)
+        assert joules is not None  # there is a power
+        return paced_seconds(seconds, joules, self.power.idle_w, self.power.allowed_w)
+
+
+def under_power(table: CostTable, power: StepPower | None) -> CostTable:
+    """The same parts priced in paced seconds: at a binding cap the K with the fewest joules per token becomes the best.
+
+    Everything that is reckoned from a table (the best K, what a probe or a wrong guess costs) follows. Make it once for
+    a table and a power: choosers tell tables apart by identity. Without a power it is the table itself.
+    """
+    if power is None or power.allowed_w <= power.idle_w:
+        return table
+    fed_s = paced_seconds(table.catch_up_s, power.joules(table.catch_up_s, 0, 1), power.idle_w, power.allowed_w)
+    return replace(table, power=power, catch_up_s=fed_s if table.catch_up_s else 0.0)
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -104,7 +133,7 @@ class Choice:
     expected_tokens: float
     """Committed per step."""
     step_s: float
-    """Expected: a head that stops early depends on the acceptance."""
+    """Expected: a head that stops early depends on the acceptance. With the wait behind it, see ``CostTable.power``."""
     tokens_per_s: float
     gain: float
     """Tokens per second over those of plain decoding."""
@@ -137,7 +166,7 @@ def head_seconds(chances: Sequence[float], table: CostTable, head_mode: HeadMode
 
 
 def step_seconds(k: int, table: CostTable, head_mode: HeadMode = "batched", acceptance: Sequence[float] = ()) -> float:
-    """Expected seconds of a step of K drafts; ``acceptance`` [>= k] matters only to a head in groups."""
+    """Expected seconds of a step of K drafts, paced; ``acceptance`` [>= k] matters only to a head in groups."""
     if k < 0:
         raise ValueError(f"k must be >= 0, not {k}")
     if k == 0:
@@ -148,7 +177,7 @@ def step_seconds(k: int, table: CostTable, head_mode: HeadMode = "batched", acce
         if len(acceptance) < k:
             raise ValueError("a head in groups is priced by the acceptance of every draft")
         head_s = head_seconds(survival(acceptance[:k]), table, head_mode)
-    return table.draft(k) + table.verify(k) + head_s + table.overhead_s
+    return table.paced(table.draft(k) + table.verify(k) + head_s + table.overhead_s, k)
 
 
 def price(k: int, acceptance: Sequence[float], table: CostTable, going: Sequence[float] = ()) -> Choice:
@@ -186,6 +215,8 @@ def _choices(acceptance: Sequence[float], table: CostTable, k_max: int, going: S
             if group <= k:
                 last_s = chances[full * group] * heads[over] if over else 0.0
                 step_s[group] = rest_s + whole[group] + last_s
+        if table.power is not None:
+            step_s = {group: table.paced(seconds, k) for group, seconds in step_s.items()}
         plain_s = plain_s or step_s[0]
         # A step of fewer rows than a group has is one call, which is the batched head's.
         mean_s = {group: stopped[group] + reached * seconds for group, seconds in step_s.items()}
@@ -230,8 +261,11 @@ def stop_below(k: int, acceptance: float, table: CostTable, tokens_per_s: float)
     """
     if k < 2:
         return 0.0
-    row_s = (table.body(k + 1) + table.head(k + 1) - table.body(2) - table.head(2)) / (k - 1)
-    cost = tokens_per_s * (table.draft_s + max(0.0, row_s))
+    if table.power is None:
+        row_s = (table.body(k + 1) + table.head(k + 1) - table.body(2) - table.head(2)) / (k - 1)
+        cost = tokens_per_s * (table.draft_s + max(0.0, row_s))
+    else:
+        cost = tokens_per_s * max(0.0, step_seconds(k, table) - step_seconds(1, table)) / (k - 1)
     return min(1.0, cost / acceptance) if acceptance > 0.0 else 1.0
 
 

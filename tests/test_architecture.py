@@ -26,7 +26,8 @@ FILE_LINES, FUNCTION_LINES = 400, 60
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"", "errors", "schema", "bundle", "console"}),
     frozenset({"acceptance", "budget", "sampling", "shaping", "noise", "cost", "estimate", "ledger", "repetition"})
-    | frozenset({"boards", "calibration", "choice", "health", "memory", "resident", "row_cost", "status", "tree"}),
+    | frozenset({"boards", "calibration", "choice", "health", "memory", "resident", "row_cost", "status", "tree"})
+    | frozenset({"energy_model", "pacing", "thermal"}),
     frozenset({"governor", "engines", "telemetry", "config", "text"}),
     frozenset({"drafters", "drafting", "session", "shaper", "decoder", "verification", "generation", "testing"})
     | frozenset({"simulator", "warmup"}),
