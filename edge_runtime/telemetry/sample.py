@@ -61,6 +61,10 @@ class Throttling:
     over_current_events: tuple[tuple[str, int], ...] = ()
     """``oc1`` under-voltage, ``oc2`` average current, ``oc3`` instant current."""
     cooling: tuple[CoolingDevice, ...] = ()
+    passive_trip_c: float | None = None
+    """The lowest temperature from which the kernel clocks down; ``None``: no zone tells."""
+    critical_trip_c: float | None = None
+    """The lowest from which it shuts down."""
 
 
 @dataclass(frozen=True, slots=True)
