@@ -104,6 +104,36 @@ class Lookup:
 
 
 @dataclass(frozen=True, slots=True)
+class Product:
+    """Matrices of one format that a graph multiplies by: an engine that packs them holds copies of its own."""
+
+    bits: int
+    """8 or 4 in blocks, 32 or 16 where each value is a float."""
+    block_size: int | None
+    """Values that share a scale."""
+    values: int
+    """Rows x columns, of all of them."""
+    largest: int
+    """Values of the largest of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphNeeds:
+    """What of a graph costs memory where it runs."""
+
+    file: str
+    stored: int
+    """Bytes of weight files that it names."""
+    table: int
+    """Of these the bytes of ``Model.table`` that it gathers rows of: one mapping for all graphs."""
+    products: tuple[Product, ...]
+    widest: int
+    """Columns of the widest product's result."""
+    attention_heads: int
+    """0: it attends to nothing."""
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """One engine of the bundle."""
 
@@ -152,6 +182,8 @@ class Model:
     """Graph -> the same with each window one less: before 1.24, onnxruntime's attention on a CPU looks one further."""
     lookup: Lookup | None = None
     """What each token says to every layer (Gemma 4's E models)."""
+    graphs: tuple[GraphNeeds, ...] = ()
+    """Of each graph of its own but the ``narrow`` ones, which are as their twins; none in bundles of old."""
 
     @property
     def trees(self) -> bool:
@@ -310,6 +342,11 @@ def _refuse_numbers(path: Path, model: Model) -> None:
     sizes += [model.fan_out] + [size for size in (model.hidden_input, model.centroids) if size is not None]
     if not all(1 <= size <= _LARGEST_SIZE for size in sizes) or model.candidates > model.vocab_size:
         raise BundleError(f"{path}: a size of a model is not between 1 and {_LARGEST_SIZE}")
+    counts = [count for one in model.graphs for count in (one.stored, one.table, one.widest, one.attention_heads)]
+    counts += [n for one in model.graphs for of in one.products for n in (of.bits, of.values, of.largest)]
+    counts += [of.block_size - 1 for one in model.graphs for of in one.products if of.block_size is not None]
+    if any(count < 0 for count in counts):
+        raise BundleError(f"{path}: a graph needs less than nothing")
     for tensor in model.table:
         if tensor.dtype not in ("uint8", "float32") or tensor.offset < 0:
             raise BundleError(f"{path}: {tensor.name} is no table")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from .budget import Limits
 from .errors import ConfigError
 from .schema import structure
 
@@ -18,7 +19,8 @@ LONGEST_SOCKET_PATH = 107
 _MOST_BYTES = 1 << 20
 _LONGEST_DRAFT = 63
 _LENGTHS = ("auto", "prompt-length", "confidence")
-_SECTIONS = ("engine", "server", "limits")
+_SECTIONS = ("engine", "server", "limits", "budget")
+_GIGABYTE = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,39 @@ class LimitsConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class BudgetConfig:
+    """What the daemon may take of its board. Reloaded by SIGHUP but for where readings come from; memory counts at the
+    next load."""
+
+    memory_gb: float | None = None
+    """Most for the process, in 10^9 bytes; all of the machine's less ``reserve_gb`` when ``None``."""
+    reserve_gb: float = 0.8
+    """To be left available to the rest of the system: nothing is loaded into it, and below it caches are let go."""
+    power_mw: int | None = None
+    temperature_c: float | None = None
+    stale_s: float = 3.0
+    blind_draft_tokens: int = 2
+    blind_duty: float = 0.5
+    telemetry: Literal["auto", "jtop", "sysfs", "replay", "none"] = "auto"
+    interval_s: float = 0.5
+    """Between two readings."""
+    recording: str | None = None
+    """File of samples for ``replay``."""
+
+    @property
+    def memory_bytes(self) -> int | None:
+        return None if self.memory_gb is None else int(self.memory_gb * _GIGABYTE)
+
+    @property
+    def reserve_bytes(self) -> int:
+        return int(self.reserve_gb * _GIGABYTE)
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(self.power_mw, self.temperature_c, self.stale_s, self.blind_draft_tokens, self.blind_duty)
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     bundle: str
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -83,6 +118,7 @@ class Config:
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     drain_s: float = 30.0
     """Seconds that running answers may still take after SIGTERM."""
+    budget: BudgetConfig = field(default_factory=BudgetConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +143,8 @@ def read_config(path: Path, overrides: Overrides = Overrides()) -> Config:
     config = replace(
         config, bundle=_tidy(str(place / config.bundle)), server=replace(config.server, socket=_tidy(str(socket)))
     )
+    if config.budget.recording is not None:
+        config = replace(config, budget=replace(config.budget, recording=_tidy(str(place / config.budget.recording))))
     _check(config, f"config {path}")
     return config
 
@@ -169,15 +207,11 @@ def _check(config: Config, where: str) -> None:
         "server.write_timeout_s": (server.write_timeout_s, 0.001, 1e6),
         "drain_s": (config.drain_s, 0, 1e6),
     }
-    for name, (value, low, high) in ranges.items():
-        # Not the other way round: NaN is in no range.
-        if value is not None and not low <= value <= high:
-            raise ConfigError(f"{where}: {name} must be from {_shown(low)} to {_shown(high)}, not {value}")
+    _check_ranges(ranges, where)
+    _check_budget(config.budget, where)
     if not (engine.k in _LENGTHS or (_number(engine.k) is not None)):
         named = ", ".join(_LENGTHS)
-        raise ConfigError(
-            f"{where}: engine.k must be {named} or a number from 0 to {_LONGEST_DRAFT}, not {engine.k!r}"
-        )
+        raise ConfigError(f"{where}: engine.k must be {named} or a number from 0 to {_LONGEST_DRAFT}, not {engine.k!r}")
     mode = server.mode
     if not mode or set(mode) - set("01234567") or int(mode, 8) > 0o777:
         raise ConfigError(f"{where}: server.mode must be octal as in '0660', not {mode!r}")
@@ -189,6 +223,39 @@ def _check(config: Config, where: str) -> None:
         raise ConfigError(f"{where}: a path holds a null character")
     if server.tcp is not None:
         host_and_port(server.tcp, where)
+
+
+def _check_ranges(ranges: dict[str, tuple[float | None, float, float]], where: str) -> None:
+    for name, (value, low, high) in ranges.items():
+        # Not the other way round: NaN is in no range.
+        if value is not None and not low <= value <= high:
+            raise ConfigError(f"{where}: {name} must be from {_shown(low)} to {_shown(high)}, not {value}")
+
+
+def _check_budget(budget: BudgetConfig, where: str) -> None:
+    ranges: dict[str, tuple[float | None, float, float]] = {
+        "budget.memory_gb": (budget.memory_gb, 0.1, 1024),
+        "budget.reserve_gb": (budget.reserve_gb, 0, 1024),
+        "budget.power_mw": (budget.power_mw, 1000, 1_000_000),
+        "budget.temperature_c": (budget.temperature_c, 30, 105),
+        "budget.stale_s": (budget.stale_s, 0.1, 600),
+        "budget.blind_draft_tokens": (budget.blind_draft_tokens, 0, _LONGEST_DRAFT),
+        "budget.blind_duty": (budget.blind_duty, 0.01, 1),
+        "budget.interval_s": (budget.interval_s, 0.05, 60),
+    }
+    _check_ranges(ranges, where)
+    if budget.stale_s <= budget.interval_s:
+        raise ConfigError(
+            f"{where}: budget.stale_s ({budget.stale_s:g}) must be longer than budget.interval_s "
+            f"({budget.interval_s:g}), or every reading is too old"
+        )
+    for name, limit in (("power_mw", budget.power_mw), ("temperature_c", budget.temperature_c)):
+        if limit is not None and budget.telemetry == "none":
+            raise ConfigError(f"{where}: budget.{name} cannot be held with budget.telemetry: none")
+    if (budget.telemetry == "replay") != (budget.recording is not None):
+        raise ConfigError(f"{where}: budget.telemetry: replay and budget.recording: FILE go together")
+    if budget.recording is not None and "\0" in budget.recording:
+        raise ConfigError(f"{where}: a path holds a null character")
 
 
 def host_and_port(text: str, where: str) -> tuple[str, int]:

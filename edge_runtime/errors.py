@@ -53,6 +53,12 @@ class PromptTooLong(InputError):
         return cls(f"the prompt has {tokens} tokens and the context {context}: no room is left for an answer", param)
 
 
+class OutOfBudget(InputError):
+    """A bundle, as it is to be loaded, needs more memory than there is; nothing was loaded."""
+
+    http_status = 409
+
+
 class EngineError(EdgeError):
     """An engine failed although its input was right."""
 

@@ -25,6 +25,7 @@ from .drafters.suffix import SuffixCache
 from .engines.ort import OrtEngine, OrtSettings
 from .engines.protocol import Engine
 from .errors import BundleError, ConfigError, InputError, why
+from .memory import Load
 from .text.chat import ChatTemplate
 from .text.tokenizer import Tokenizer
 from .warmup import measure_costs, measure_drafter
@@ -217,13 +218,10 @@ def most_draft_tokens(text: str) -> int:
     return max(MAX_DRAFT_TOKENS, min(int(text), _LONGEST_DRAFT)) if text.isdecimal() else MAX_DRAFT_TOKENS
 
 
-def load_bundle(directory: Path, settings: LoadSettings) -> LoadedBundle:
-    """Raises ``BundleError`` for a missing, altered or foreign bundle, ``ConfigError`` for settings beyond it."""
-    started = time.perf_counter()
-    manifest = read_manifest(directory)
+def load_of(manifest: Manifest, settings: LoadSettings) -> Load:
+    """What is loaded, as a plan of memory reckons with it. Raises ``ConfigError`` for settings beyond the bundle."""
     longest = manifest.model(TARGET).max_context
     context = min(longest, DEFAULT_CONTEXT) if settings.context is None else settings.context
-    # Before the hashes, which can take a minute: a slip in an option is told at once.
     if not 1 <= context <= longest:
         raise ConfigError(f"context of {context} tokens: bundle {manifest.name!r} holds 1 to {longest}")
     needed = _ROLES.get(settings.drafter)
@@ -231,15 +229,34 @@ def load_bundle(directory: Path, settings: LoadSettings) -> LoadedBundle:
         raise ConfigError(_no_model(settings.drafter, needed, manifest))
     if settings.slots < 1:
         raise ConfigError(f"{settings.slots} slots: at least one")
-    verify_files(directory, manifest, hashes=settings.verify_hashes)
     roles = [role for role in _ROLES.values() if role in manifest.models]
     if settings.drafter != "auto":
         roles = [] if needed is None else [needed]
+    return Load(
+        context=context,
+        sessions=settings.slots,
+        roles=tuple(roles),
+        head=settings.head,
+        device=settings.device,
+        head_rows=settings.max_draft_tokens + 1,
+        suffix_tokens=settings.suffix_tokens if settings.drafter in ("auto", "suffix") else 0,
+    )
+
+
+def load_bundle(directory: Path, settings: LoadSettings) -> LoadedBundle:
+    """Raises ``BundleError`` for a missing, altered or foreign bundle, ``ConfigError`` for settings beyond it."""
+    started = time.perf_counter()
+    manifest = read_manifest(directory)
+    # Before the hashes, which can take a minute: a slip in an option is told at once.
+    load = load_of(manifest, settings)
+    verify_files(directory, manifest, hashes=settings.verify_hashes)
+    roles = load.roles
     engine_settings = OrtSettings(
-        capacity=context,
-        slots=settings.slots,
+        capacity=load.context,
+        slots=load.sessions,
         cache=settings.cache,
-        max_head_rows=settings.max_draft_tokens + 1,
+        max_rows=load.rows,
+        max_head_rows=load.head_rows,
         threads=settings.threads,
         deterministic=settings.deterministic,
         head=settings.head,

@@ -221,6 +221,22 @@ def demo(output: str, print_source: bool) -> None:
     _describe(Path(output), manifest)
 
 
+@main.command()
+@click.argument("shape")
+@click.option("--output", required=True, type=click.Path(path_type=Path), help="GGUF file to write.")
+def synthetic(shape: str, output: Path) -> None:
+    """Write a checkpoint with the SHAPE of a published model (gemma-2-9b, ...) and random weights in 4 bits.
+
+    To try plans of memory with: export it with --precision exact.
+    """
+    from .synthetic import shape_named, write_synthetic
+
+    wanted = shape_named(shape)
+    with progress_bars() as progress:
+        write_synthetic(output, shape, wanted, progress)
+    click.echo(f"{output}: {output.stat().st_size / 1e6:.1f} MB")
+
+
 def _is_intact(directory: Path, recipe: ExportRecipe) -> bool:
     from edge_runtime.schema import plain
 

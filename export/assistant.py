@@ -36,6 +36,7 @@ from .model_writer import (
     vector_names,
     weight_files,
 )
+from .needs import needs_of
 from .precision import precision_notes, refuse_mixed, store_product
 from .recipe import ExportRecipe, Precision
 from .tokenizer import TokenizerModel, build_tokenizer_model, vocabulary_difference
@@ -132,6 +133,7 @@ def write_assistant(
         hidden_input=assistant.config.backbone_size,
         constant_position=True,
         centroids=assistant.config.centroids,
+        graphs=needs_of(MTP, graphs, target.model.table),
     )
     notes = precision_notes(precision, {"+".join(names): parts for names, parts in weights.items()})
     return WrittenModel(model, tuple(f"{MTP} {note}" for note in notes), weights)

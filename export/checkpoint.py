@@ -53,7 +53,7 @@ _HF_GLOBALS = {
     "per_layer_model_projection.weight": "per_layer_projection",
     "per_layer_projection_norm.weight": "per_layer_norm",
 }
-_GGUF_NAMES = {
+GGUF_NAMES = {
     "attn_norm": "attn_norm",
     "attn_q": "q",
     "attn_k": "k",
@@ -319,9 +319,9 @@ def _gguf_name(name: str) -> str | None:
     if name in ("token_embd.weight", "output_norm.weight"):
         return "embed" if name == "token_embd.weight" else "final_norm"
     match = re.fullmatch(r"blk\.(\d{1,4})\.(\w+)\.weight", name)
-    if match is None or match[2] not in _GGUF_NAMES:
+    if match is None or match[2] not in GGUF_NAMES:
         return None
-    return f"layers.{int(match[1])}.{_GGUF_NAMES[match[2]]}"
+    return f"layers.{int(match[1])}.{GGUF_NAMES[match[2]]}"
 
 
 def _hf_name(name: str, path: Path) -> str | None:

@@ -22,6 +22,7 @@ from .dialects.ort_nodes import table_regions
 from .dialects.ort_readout import Rescore, screened_rows, spell_readout, spell_screened_readout
 from .gemma import describe
 from .graph import AddNorm, Attention, BorrowedAttention, Embed, Graph, GroupNorm, Linear, RmsNorm, Rope, Scale, Sum
+from .needs import needs_of
 from .precision import Rounding, precision_notes, refuse_mixed, rounding_of, store_product
 from .recipe import ExportRecipe, Precision
 from .weights import Blocks, Region, Stored, WeightFile
@@ -113,16 +114,15 @@ def write_model(directory: Path, plan: ModelPlan, recipe: ExportRecipe, progress
     if plan.token_ids is not None:
         token_ids_file = f"{plan.role}.token_ids"
         plan.token_ids.astype("<i8").tofile(directory / token_ids_file)
-    quantised = plan.precision not in ("fp32", "fp16")
     model = Model(
         body=f"{plan.role}.body.onnx" if plan.stem_of is None else str(plan.stem_of.stem),
         head=f"{plan.role}.head.onnx",
         readout=f"{plan.role}.readout.onnx",
         screen=screen,
         weights=weight_files(spelling),
-        table=_mapped_table(weights[(Graph.EMBED,)]),
+        table=(table := _mapped_table(weights[(Graph.EMBED,)])),
         precision=plan.precision,
-        accuracy_level=recipe.accuracy_level if quantised else 0,
+        accuracy_level=0 if plan.precision in ("fp32", "fp16") else recipe.accuracy_level,
         vocab_size=plan.vocab_size,
         token_ids=token_ids_file,
         hidden_size=graph.hidden_size,
@@ -137,6 +137,7 @@ def write_model(directory: Path, plan: ModelPlan, recipe: ExportRecipe, progress
         fan_out=graph.fan_out,
         narrow=_narrow_files(plan, narrow),
         lookup=lookup,
+        graphs=needs_of(plan.role, graphs, table),
     )
     return WrittenModel(model, tuple(_notes(plan, weights)), weights, spelling.ropes)
 

@@ -27,8 +27,8 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"", "errors", "schema", "bundle", "console"}),
     frozenset({"acceptance", "budget", "sampling", "shaping", "noise", "cost", "estimate", "ledger", "repetition"})
     | frozenset({"boards", "calibration", "choice", "health", "memory", "resident", "row_cost", "status", "tree"})
-    | frozenset({"energy_model", "pacing", "thermal"}),
-    frozenset({"governor", "engines", "telemetry", "config", "text"}),
+    | frozenset({"energy_model", "pacing", "pressure", "thermal"}),
+    frozenset({"governor", "throttling", "engines", "telemetry", "config", "text"}),
     frozenset({"drafters", "drafting", "session", "shaper", "decoder", "verification", "generation", "testing"})
     | frozenset({"simulator", "warmup"}),
     frozenset({"loading", "scheduler"}),

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from edge_runtime.config import Config, EngineConfig, LimitsConfig, Overrides, ServerConfig, read_config
+from edge_runtime.boards import BOARDS
+from edge_runtime.budget import Limits
+from edge_runtime.config import BudgetConfig, Config, EngineConfig, LimitsConfig, Overrides, ServerConfig, read_config
 from edge_runtime.errors import ConfigError
 from edge_runtime.server.preparing import limits_of, settings_of
 
@@ -43,11 +45,17 @@ engine: {context: 100, sessions: 2, threads: 3, deterministic: true, head: full,
 server: {socket: /s, mode: "0600", group: g, tcp: "[::1]:80", max_body_bytes: 1024, max_header_bytes: 2048,
          max_connections: 5, read_timeout_s: 1, write_timeout_s: 2.5}
 limits: {queue: 1, queue_per_client: 2, running_per_client: 3, max_tokens: 4, deadline_s: 5}
+budget: {memory_gb: 1.5, reserve_gb: 0.25, power_mw: 15000, temperature_c: 80, stale_s: 2, blind_draft_tokens: 1,
+         blind_duty: 0.25, telemetry: replay, interval_s: 0.1, recording: /r}
 drain_s: 0
 """
     engine = EngineConfig(100, 2, 3, True, "full", "cuda", "lookup", 3, "greedy", 1024, True, False)
     server = ServerConfig("/s", "0600", "g", "[::1]:80", 1024, 2048, 5, 1.0, 2.5)
-    assert read_config(written(tmp_path, text)) == Config("/b", engine, server, LimitsConfig(1, 2, 3, 4, 5.0), 0.0)
+    budget = BudgetConfig(1.5, 0.25, 15000, 80.0, 2.0, 1, 0.25, "replay", 0.1, "/r")
+    limits = LimitsConfig(1, 2, 3, 4, 5.0)
+    assert read_config(written(tmp_path, text)) == Config("/b", engine, server, limits, 0.0, budget)
+    assert (budget.memory_bytes, budget.reserve_bytes) == (1_500_000_000, 250_000_000)
+    assert budget.limits == Limits(15000, 80.0, 2.0, 1, 0.25)
 
 
 def test_paths_are_relative_to_the_file_and_overrides_to_where_one_stands(
@@ -112,6 +120,22 @@ def test_a_path_through_a_link_leads_where_the_system_says(tmp_path: Path) -> No
         ("bundle: b\nlimits: {deadline_s: .inf}\n", "limits.deadline_s must be from 0.001 to 1000000, not inf"),
         ("bundle: b\nlimits: {deadline_s: .nan}\n", "limits.deadline_s must be"),
         ("bundle: b\ndrain_s: -1\n", "drain_s must be"),
+        ("bundle: b\nbudget: {memory: 3}\n", "unknown key 'memory' (did you mean 'memory_gb'?)"),
+        ("bundle: b\nbudget: {memory_gb: 0}\n", "budget.memory_gb must be from 0.1 to 1024, not 0"),
+        ("bundle: b\nbudget: {memory_gb: .nan}\n", "budget.memory_gb must be"),
+        ("bundle: b\nbudget: {reserve_gb: -1}\n", "budget.reserve_gb must be"),
+        ("bundle: b\nbudget: {power_mw: 15}\n", "budget.power_mw must be from 1000 to 1000000, not 15"),
+        ("bundle: b\nbudget: {temperature_c: 120}\n", "budget.temperature_c must be from 30 to 105, not 120"),
+        ("bundle: b\nbudget: {blind_duty: 0}\n", "budget.blind_duty must be from 0.01 to 1, not 0"),
+        ("bundle: b\nbudget: {blind_draft_tokens: 99}\n", "budget.blind_draft_tokens must be"),
+        ("bundle: b\nbudget: {interval_s: 0}\n", "budget.interval_s must be"),
+        ("bundle: b\nbudget: {interval_s: 5}\n", "budget.stale_s (3) must be longer than budget.interval_s (5)"),
+        ("bundle: b\nbudget: {telemetry: smc}\n", "budget.telemetry must be auto, jtop, sysfs, replay or none"),
+        ("bundle: b\nbudget: {telemetry: none, power_mw: 15000}\n", "budget.power_mw cannot be held"),
+        ("bundle: b\nbudget: {telemetry: none, temperature_c: 80}\n", "budget.temperature_c cannot be held"),
+        ("bundle: b\nbudget: {telemetry: replay}\n", "budget.recording: FILE go together"),
+        ("bundle: b\nbudget: {recording: x}\n", "budget.recording: FILE go together"),
+        ('bundle: b\nbudget: {telemetry: replay, recording: "a\\0b"}\n', "null character"),
         ("bundle: b\ndrain_s: .nan\n", "drain_s must be"),
         ("bundle: b\ndrain_s: soon\n", "drain_s"),
         ("bundle: b\nserver: {max_body_bytes: 10}\n", "server.max_body_bytes must be"),
@@ -172,7 +196,7 @@ def test_the_files_in_configs_are_read(path: Path) -> None:
 
 def test_there_is_a_file_for_each_board_and_the_readme_names_it() -> None:
     names = {path.stem for path in CONFIGS.glob("*.yaml")}
-    assert names == {"desktop", "orin-nano-8gb", "orin-nx-16gb", "agx-orin-32gb", "agx-orin-64gb"}
+    assert names == {"desktop", *(f"{board.name}gb" for board in BOARDS)}
     readme = (CONFIGS / "README.md").read_text(encoding="utf-8")
     assert all(f"`{name}.yaml`" in readme for name in names)
 
@@ -184,7 +208,8 @@ def test_the_desktop_file_shows_every_key_with_its_default() -> None:
     keys = [re.sub(r"^(\s*)# ", r"\1", line) for line in text.splitlines() if line not in prose]
     said = yaml.safe_load("\n".join(keys))
     assert set(said) == set(Config.__dataclass_fields__)
-    for section, cls in (("engine", EngineConfig), ("server", ServerConfig), ("limits", LimitsConfig)):
+    for section, cls in (("engine", EngineConfig), ("server", ServerConfig), ("limits", LimitsConfig),
+                         ("budget", BudgetConfig)):  # fmt: skip
         assert set(said[section]) == set(cls.__dataclass_fields__)
         for key, value in said[section].items():
             default = getattr(cls(), key)

@@ -145,6 +145,11 @@ class OrtEngine:
             raise ValueError("this engine runs no trees")
         self._arrays.keep_path(slot, position, rows)
 
+    def forget(self, slot: int) -> None:
+        if not 0 <= slot < self._info.slots:
+            raise ValueError(f"slot {slot} of {self._info.slots}")
+        self._arrays.forget(slot)
+
     def hidden_rows(self, slot: int) -> Floats:
         kept = self._arrays.kept
         if kept is None:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from ..bundle import Model
 from ..errors import EngineError
+from ..resident import give_pages_back
 from .ort_settings import OrtSettings
 from .ort_sight import Sight
 from .protocol import Floats
@@ -55,6 +56,11 @@ class Buffer:
         """Entries ``sources`` [n] of [1, heads, positions, dim] to ``position`` on; only where the host sees them."""
         assert self._host is not None  # an engine without it runs no trees
         self._host[:, :, position : position + len(sources)] = self._host[:, :, sources]
+
+    def give_back(self) -> None:
+        """All of it is zeros from now on. A device's memory stays its own."""
+        if self._host is not None:
+            give_pages_back(self._host)
 
     def host(self, rows: int) -> NDArray[Any]:
         """The first rows: a view on the CPU, a copy from a device."""
@@ -109,6 +115,13 @@ class Arrays:
                 copy.take_positions(cache, count)
         if self.kept is not None:
             self.kept[target, :count] = self.kept[source, :count]
+
+    def forget(self, slot: int) -> None:
+        for held in self.cache[slot]:
+            for cache in held:
+                cache.give_back()
+        if self.kept is not None:
+            give_pages_back(self.kept[slot])
 
     def keep_path(self, slot: int, position: int, rows: NDArray[np.int64]) -> None:
         sources = position + rows

@@ -142,6 +142,10 @@ class Engine(Protocol):
         """
         ...
 
+    def forget(self, slot: int) -> None:
+        """All entries of the slot are void; their memory goes back to the system where it can, until it fills again."""
+        ...
+
     def hidden_rows(self, slot: int) -> Floats:
         """[capacity, hidden_size] the rows behind the slot's cache entries, void where those are; a view.
 

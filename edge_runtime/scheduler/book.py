@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from ..drafters.protocol import NO_TOKENS
 from ..errors import Cancelled, DeadlineExceeded, EngineError, Unavailable
 from ..generation import Piece
+from ..pressure import NO_PRESSURE, Pressure
 from ..session import StepResult
 from ..status import RequestStatus
 from .admission import Admission
@@ -40,13 +41,15 @@ class Work:
     """That their sinks do not know of yet."""
     retired: list[Line]
     """Models that nobody needs."""
+    forgotten: list[tuple[Line, list[int]]]
+    """Slots whose entries nobody will use again."""
     start: Entry | None
     """At most one: the next may copy from its slot."""
     turn: Entry | None
 
     @property
     def idle(self) -> bool:
-        return not (self.ends or self.retired or self.turn)
+        return not (self.ends or self.retired or self.forgotten or self.turn)
 
 
 class Book:
@@ -59,6 +62,8 @@ class Book:
         """By number, until the last event was sent."""
         self.due_s: float | None = None
         """No deadline passes before."""
+        self._pressure = NO_PRESSURE
+        self._forgets = False
         self._running: dict[int, Entry] = {}
         self._doomed: list[Entry] = []
         self._turns = Turns()
@@ -72,6 +77,8 @@ class Book:
         self.tally.received += len(asked)
         try:
             line = self._line(served)
+            if self._pressure.level == "shed":
+                raise Unavailable(self._pressure.reason, self._pressure.retry_after_s)
             self.admission.check([one.request.client for one in asked], line.slots.free)
         except Unavailable:
             self.tally.refused += len(asked)
@@ -99,6 +106,11 @@ class Book:
             if line.served is served:
                 return line
         raise Unavailable(f"model {served.name!r} is not served any more: another bundle took its place")
+
+    def press(self, pressure: Pressure) -> None:
+        """Told again and again: slots that have become free since are forgotten too."""
+        self._pressure = pressure
+        self._forgets = pressure.lets_go
 
     def swap(self, served: Served) -> None:
         if self.refusal:
@@ -130,9 +142,17 @@ class Book:
             ends.append(entry)
         retired = [line for line in self._lines if line is not self._current and not line.entries]
         self._lines = [line for line in self._lines if line not in retired]
+        forgotten = self._forget()
         start = self._start(now_s)
         number = self._turns.next()
-        return Work(ends, retired, start, None if number is None else self._running[number])
+        return Work(ends, retired, forgotten, start, None if number is None else self._running[number])
+
+    def _forget(self) -> list[tuple[Line, list[int]]]:
+        if not self._forgets:
+            return []
+        self._forgets = False
+        found = [(line, line.slots.forget()) for line in self._lines]
+        return [(line, slots) for line, slots in found if slots]
 
     def _overdue(self, now_s: float) -> list[Entry]:
         if self.due_s is None or now_s < self.due_s:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 
 from ..drafting import Clock
 from ..errors import Cancelled, EdgeError, EngineError
+from ..pressure import Pressure
 from .answer import check, generation
 from .book import Asked, Book
 from .entry import Entry, Line
@@ -67,6 +68,12 @@ class Scheduler:
         """For requests to come, and for who may start of those that wait."""
         with self._changed:
             self._book.admission.limits = limits
+            self._changed.notify_all()
+
+    def press(self, pressure: Pressure) -> None:
+        """What the machine's memory asks for: idle slots forget, and new requests may be refused."""
+        with self._changed:
+            self._book.press(pressure)
             self._changed.notify_all()
 
     def swap(self, served: Served) -> None:
@@ -140,6 +147,7 @@ class Scheduler:
         for entry in work.ends:
             self._tell_last(entry)
         _close(work.retired)
+        _forget(work.forgotten)
         if work.start is not None:
             self._begin(work.start)
         if work.turn is not None and not work.turn.ended:
@@ -218,6 +226,14 @@ def _close(lines: Iterable[Line]) -> None:
             line.served.close()
         except Exception as problem:  # noqa: BLE001 - nobody needs it any more
             _unexpected("closing a model", problem)
+
+
+def _forget(forgotten: Iterable[tuple[Line, list[int]]]) -> None:
+    for line, slots in forgotten:
+        try:
+            line.served.forget(slots)
+        except Exception as problem:  # noqa: BLE001 - the slots are empty, whatever memory they hold
+            _unexpected("giving memory back", problem)
 
 
 def _unexpected(where: str, problem: BaseException) -> EngineError:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..decoder import Decoder
+
+
+def _keep_all(slots: Sequence[int]) -> None:
+    """Nothing of it can be given back."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -19,3 +23,5 @@ class Served:
     eos_ids: tuple[int, ...]
     close: Callable[[], None]
     """Frees the engines; called on the engine's thread, once no answer needs them."""
+    forget: Callable[[Sequence[int]], None] = _keep_all
+    """Gives the memory behind the entries of these slots back; on the engine's thread. Nobody holds them."""

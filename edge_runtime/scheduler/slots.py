@@ -89,6 +89,13 @@ class Slots:
         self._releases += 1
         self._released[slot], self._released_s[slot] = self._releases, now_s
 
+    def forget(self) -> list[int]:
+        """Free slots hold nothing from now on: those that did."""
+        held = [slot for slot, busy in enumerate(self._busy) if not busy and self._held[slot]]
+        for slot in held:
+            self._held[slot] = 0
+        return held
+
     def status(self, now_s: float) -> tuple[SlotStatus, ...]:
         return tuple(
             SlotStatus(slot, busy, self._held[slot], self._idle_s(slot, now_s)) for slot, busy in enumerate(self._busy)

@@ -20,6 +20,8 @@ import uvicorn
 from ..bundle import MANIFEST_NAME
 from ..config import Config
 from ..errors import EdgeError, EngineError
+from ..pressure import NO_PRESSURE, Pressure, next_pressure
+from ..resident import machine_memory, resident
 from ..scheduler.scheduler import Scheduler
 from ..scheduler.snapshot import Snapshot
 from .app import create_app
@@ -163,13 +165,26 @@ class Daemon:
     async def _look_after(self, scheduler: Scheduler) -> None:
         """Feeds the watchdog while decoding moves; raises when it never will again."""
         period_s = self._watchdog_s
+        pressure = NO_PRESSURE
         while True:
+            pressure = self._press(scheduler, pressure)
             snapshot = scheduler.snapshot()
             if snapshot.refusal and not self._stop.is_set():
                 raise EngineError(f"the engine's thread ended: {snapshot.refusal}")
             if period_s is not None and moves(snapshot, time.monotonic(), period_s):
                 self._notifier.alive()
             await asyncio.sleep(_LOOK_S if period_s is None else min(_LOOK_S, period_s / 4))
+
+    def _press(self, scheduler: Scheduler, was: Pressure) -> Pressure:
+        memory = machine_memory()
+        if memory is None:
+            return was
+        pressure = next_pressure(was, memory.available, self._config.budget.reserve_bytes)
+        if pressure.level != was.level:
+            _LOG.warning(event("memory", pressure=pressure.level, reason=pressure.reason or "enough is available"))
+        if pressure.lets_go or was.lets_go:
+            scheduler.press(pressure)
+        return pressure
 
     # Reloading
 
@@ -223,8 +238,9 @@ class Daemon:
             scheduler = self._scheduler
             assert scheduler is not None
             _LOG.info(event("loading", bundle=config.bundle))
+            held = resident().now
             try:
-                model = await self._in_thread(lambda: prepare(config), "edge-loading")
+                model = await self._in_thread(lambda: prepare(config, held), "edge-loading")
             except MemoryError:
                 raise EngineError(f"{config.bundle}: not enough memory beside the model that is served") from None
             try:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from ..config import Config, EngineConfig, LimitsConfig
+from ..boards import Board
+from ..bundle import Manifest, read_manifest
+from ..config import BudgetConfig, Config, EngineConfig, LimitsConfig
+from ..decoder import Decoder
 from ..drafters.strategy import strategy_named
+from ..errors import OutOfBudget
 from ..generation import Generation
-from ..loading import LoadedBundle, LoadSettings, length_policy, load_bundle, most_draft_tokens
-from ..resident import give_back
+from ..loading import LoadedBundle, LoadSettings, length_policy, load_bundle, load_of, most_draft_tokens
+from ..memory import IDLE_SYSTEM_BYTES, Room, plan, shown
+from ..resident import give_back, machine_memory
 from ..sampling import SamplingParams
 from ..scheduler.request import Limits
 from ..scheduler.served import Served
@@ -51,8 +58,47 @@ def limits_of(limits: LimitsConfig) -> Limits:
     )
 
 
-def prepare(config: Config) -> Model:
-    """Load, measure costs, make a first text. Takes seconds to minutes. Raises ``EdgeError``; nothing is then left."""
+def machine_room(budget: BudgetConfig) -> Room | None:
+    """What this machine has now; ``None`` where it does not tell."""
+    memory = machine_memory()
+    if memory is None:
+        return None
+    return Room("this machine", memory.total, memory.available, budget.reserve_bytes, budget.memory_bytes)
+
+
+def board_room(board: Board, budget: BudgetConfig) -> Room:
+    available = board.ram_bytes - IDLE_SYSTEM_BYTES
+    return Room(board.title, board.ram_bytes, available, budget.reserve_bytes, budget.memory_bytes)
+
+
+def refuse_beyond(manifest: Manifest, config: Config, room: Room, beside: int = 0) -> None:
+    """``beside``: bytes of this process with a model that stays until this one is there.
+
+    Raises ``OutOfBudget`` with the numbers.
+    """
+    load = load_of(manifest, settings_of(config.engine))
+    left = replace(room, budget=max(0, room.budgeted - beside))
+    found = plan(manifest, load, left)
+    wanted = found.needs.beside if beside else found.needs.peak
+    if wanted <= left.allowed:
+        return
+    held = f" beside the {shown(beside)} that are held now" if beside else ""
+    fitting = [f"{one.what} ({shown(one.peak)})" for one in found.changes if one.fits and not beside]
+    raise OutOfBudget(
+        f"{config.bundle}: {load.sessions} sessions of {load.context} tokens need {shown(wanted)} of memory{held}, and "
+        f"{shown(left.allowed)} may be taken: {shown(room.budgeted)} are budgeted, {shown(room.available)} available, "
+        f"{shown(room.reserve)} of these in reserve" + (f"; what would fit: {', '.join(fitting)}" if fitting else "")
+    )
+
+
+def prepare(config: Config, beside: int = 0) -> Model:
+    """Load, measure costs, make a first text. Takes seconds to minutes. Raises ``EdgeError``; nothing is then left.
+
+    ``beside``: see ``refuse_beyond``.
+    """
+    room = machine_room(config.budget)
+    if room is not None:
+        refuse_beyond(read_manifest(Path(config.bundle)), config, room, beside)
     loaded = load_bundle(Path(config.bundle), settings_of(config.engine))
     try:
         engine = config.engine
@@ -64,6 +110,7 @@ def prepare(config: Config) -> Model:
             piece_bytes=loaded.tokenizer.piece_bytes,
             eos_ids=loaded.manifest.tokenizer.eos_ids,
             close=lambda: _let_go(loaded),
+            forget=lambda slots: _forget(loaded, decoder, slots),
         )
         _warm_up(loaded, served)
         return Model.of(loaded, served)
@@ -75,6 +122,14 @@ def prepare(config: Config) -> Model:
 def _let_go(loaded: LoadedBundle) -> None:
     """A daemon that is reloaded many times must not grow by it."""
     loaded.close()
+    give_back()
+
+
+def _forget(loaded: LoadedBundle, decoder: Decoder, slots: Sequence[int]) -> None:
+    for slot in slots:
+        decoder.drafter.reset(slot)
+        for engine in (loaded.target, *loaded.drafting.values()):
+            engine.forget(slot)
     give_back()
 
 

@@ -14,6 +14,7 @@ from ..errors import (
     DeadlineExceeded,
     EdgeError,
     InputError,
+    OutOfBudget,
     PromptTooLong,
     QueueFull,
     Unavailable,
@@ -88,6 +89,7 @@ def _code(error: EdgeError) -> str | None:
         (Unavailable, "unavailable"),
         (DeadlineExceeded, "deadline_exceeded"),
         (Cancelled, "cancelled"),
+        (OutOfBudget, "out_of_budget"),
         (InputError, "invalid_value"),
     )
     return next((code for kind, code in codes if isinstance(error, kind)), None)

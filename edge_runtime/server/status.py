@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from .. import __version__
+from ..config import BudgetConfig
 from ..resident import resident
 from ..scheduler.snapshot import Snapshot
 from ..status import MemoryStatus, ModelStatus, RequestStatus, SpeculationStatus, SpeedStatus, Status
+from .preparing import machine_room
 from .service import Model, Service
 
 _NO_REQUESTS = RequestStatus(0, 0, 0, 0, 0, 0, 0, 0)
@@ -26,8 +28,14 @@ def status_of(service: Service, snapshot: Snapshot | None) -> Status:
         slots=() if snapshot is None else snapshot.slots,
         speculation=_NO_SPECULATION if snapshot is None else snapshot.speculation,
         speed=_NO_SPEED if snapshot is None else snapshot.speed,
-        memory=MemoryStatus(memory.peak, memory.now, memory.anonymous),
+        memory=MemoryStatus(memory.peak, memory.now, memory.anonymous, _budget(service.config.budget)),
     )
+
+
+def _budget(budget: BudgetConfig) -> int | None:
+    """As configured, or all but the reserve."""
+    room = machine_room(budget)
+    return budget.memory_bytes if room is None else room.budgeted
 
 
 def _model(model: Model) -> ModelStatus:

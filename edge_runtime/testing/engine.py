@@ -35,7 +35,7 @@ class ManualClock:
         self.now_s += seconds
 
 
-CallKind = Literal["forward", "head", "logits", "copy", "keep"]
+CallKind = Literal["forward", "head", "logits", "copy", "keep", "forget"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +216,13 @@ class FakeEngine:
                 digests[slot][place] = digests[slot][source]
             if self._info.keeps_hidden:
                 self._kept[slot, place] = self._kept[slot, source]
+
+    def forget(self, slot: int) -> None:
+        self.calls.append(FakeCall("forget", slot, 0, 0))
+        self.cache[slot] = UNWRITTEN
+        for digests in (self.digests, self.shallow):
+            digests[slot] = [UNWRITTEN] * len(digests[slot])
+        self._fail()
 
     def hidden_rows(self, slot: int) -> Floats:
         if not self._info.keeps_hidden:

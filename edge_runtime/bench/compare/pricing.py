@@ -89,6 +89,9 @@ class PricedEngine:
     def keep_path(self, slot: int, position: int, rows: Ids) -> None:
         self._inner.keep_path(slot, position, rows)
 
+    def forget(self, slot: int) -> None:
+        self._inner.forget(slot)
+
     def hidden_rows(self, slot: int) -> Floats:
         return self._inner.hidden_rows(slot)
 

@@ -1,0 +1,159 @@
+"""``edge-runtime plan``: what a bundle needs in memory, before anything is loaded. Asks and shows; reckons nothing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..boards import BOARDS, board_named
+from ..bundle import Manifest, read_manifest
+from ..config import BudgetConfig, Config, EngineConfig, Overrides, read_config
+from ..errors import ConfigError
+from ..loading import load_of
+from ..memory import Load, Needs, Plan, Room, shown
+from ..memory import plan as plan_memory
+from ..schema import plain
+from ..server.preparing import board_room, machine_room, settings_of
+
+_THIS = "this"
+_MISFIT = 1
+
+
+@click.command()
+@click.option(
+    "--bundle",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Bundle to load.  [default: that of the configuration]",
+)
+@click.option(
+    "--board",
+    metavar="NAME",
+    default=_THIS,
+    show_default=True,
+    help="Where: " + ", ".join(board.name for board in BOARDS) + ", or the machine that this runs on.",
+)
+@click.option("--context", type=click.IntRange(1), metavar="N", help="Tokens of prompt and answer together.")
+@click.option("--sessions", type=click.IntRange(1, 256), metavar="M", help="Slots of the KV arena.")
+@click.option(
+    "--device",
+    type=click.Choice(["cpu", "cuda"]),
+    help="Where the engines run.  [default: as configured; without a configuration cpu]",
+)
+@click.option(
+    "--config",
+    "config_path",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Configuration of the daemon, whose engine and budget are planned; options go first.",
+)
+@click.option("--json", "as_json", is_flag=True, help="All of it, as a JSON object.")  # fmt: skip
+def plan(bundle: Path | None, board: str, config_path: Path | None, as_json: bool, **given: Any) -> int:
+    """What a bundle takes of a device's memory, and what to change where it does not fit.
+
+    Exit code 0: it fits; 1: it does not; 2: something that was given is wrong.
+    """
+    config = _config(bundle, config_path)
+    engine = replace(config.engine, **{key: value for key, value in given.items() if value is not None})
+    manifest = read_manifest(Path(config.bundle))
+    found = plan_memory(manifest, load_of(manifest, settings_of(engine)), _room(board, config.budget))
+    if as_json:
+        click.echo(json.dumps({"fits": found.fits, **plain(found), **_sums(found)}, indent=2))
+    else:
+        _show(manifest, found)
+    return 0 if found.fits else _MISFIT
+
+
+def _config(bundle: Path | None, path: Path | None) -> Config:
+    """Raises ``ConfigError``."""
+    if path is not None:
+        return read_config(path, Overrides(bundle=bundle))
+    if bundle is None:
+        raise ConfigError("give --bundle or --config")
+    return Config(str(bundle), EngineConfig())
+
+
+def _room(board: str, budget: BudgetConfig) -> Room:
+    """Raises ``ConfigError``."""
+    if board != _THIS:
+        return board_room(board_named(board), budget)
+    room = machine_room(budget)
+    if room is None:
+        raise ConfigError("/proc/meminfo does not tell this machine's memory: name a board with --board")
+    return room
+
+
+def _sums(found: Plan) -> dict[str, int]:
+    needs, room = found.needs, found.room
+    return {
+        "loading_bytes": needs.loading,
+        "loaded_bytes": needs.loaded,
+        "peak_bytes": needs.peak,
+        "allowed_bytes": room.allowed,
+        "left_bytes": found.left,
+    }
+
+
+def _show(manifest: Manifest, found: Plan) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    load, needs, room = found.load, found.needs, found.room
+    console = Console(highlight=False)
+    table = Table(
+        title=f"{manifest.name} on {room.name}, {load.device}: {load.sessions} sessions of {load.context} tokens"
+    )
+    table.add_column("what")
+    table.add_column("bytes", justify="right")
+    for what, size in _lines(load, needs):
+        table.add_row(what, shown(size))
+    table.add_section()
+    table.add_row("peak while loading", shown(needs.loading))
+    table.add_row("peak in all", shown(needs.peak))
+    table.add_row(f"allowed ({_allowed(room)})", shown(room.allowed))
+    table.add_row("left to the system", shown(found.left))
+    console.print(table)
+    if needs.looked_up:
+        console.print(f"Not counted: {shown(needs.looked_up)} of tables that are read a few rows at a time.")
+    if not needs.exact:
+        console.print("A guess: this bundle does not say what its graphs need. Export it again for exact figures.")
+    if load.device == "cuda":
+        console.print("Figures of CUDA are reckoned, not measured on a board.")
+    if found.fits:
+        console.print("It fits.")
+        return
+    console.print(f"It does not fit: {shown(needs.peak - room.allowed)} too much. What would change that:")
+    for change in found.changes:
+        console.print(f"  {change.what}: {shown(change.peak)}, {'fits' if change.fits else 'does not fit'}")
+
+
+def _allowed(room: Room) -> str:
+    if room.allowed < room.budgeted:
+        return f"{shown(room.available)} available less {shown(room.reserve)} in reserve"
+    if room.budget is not None:
+        return "the configured budget"
+    return f"{shown(room.total)} in all less {shown(room.reserve)} in reserve"
+
+
+def _lines(load: Load, needs: Needs) -> list[tuple[str, int]]:
+    found = []
+    for one in needs.models:
+        found += [
+            (f"{one.role}: weights", one.weights),
+            (f"{one.role}: mapped files", one.mapped),
+            (f"{one.role}: KV cache", one.kv),
+            (f"{one.role}: hidden rows", one.hidden),
+            (f"{one.role}: scratch", one.scratch),
+            (f"{one.role}: logits", one.logits),
+        ]
+    found += [
+        ("earlier texts", needs.suffix),
+        ("tokenizer", needs.tokenizer),
+        ("grammars, from the first structured answer on", needs.grammar),
+        ("process and libraries", needs.process),
+    ]
+    return [(what, size) for what, size in found if size]
