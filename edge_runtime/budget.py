@@ -49,7 +49,10 @@ class StepPower:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What the engine's thread has done since it began; only grows. What a governor learns from."""
+    """What the engine's thread has done since it began; only grows. What a governor learns from.
+
+    To be told between two steps, or seconds of a step under way are counted with the next interval.
+    """
 
     busy_s: float = 0.0
     """In forwards, heads and drafting, waits left out."""
@@ -58,6 +61,8 @@ class Activity:
     drafts: int = 0
     tokens: int = 0
     """Committed."""
+    steps: int = 0
+    """Of decoding."""
     waiting: bool = False
     """Whether there is work now."""
 

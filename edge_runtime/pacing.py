@@ -9,7 +9,7 @@ from .cost import paced_seconds
 
 
 def pace_s(seconds: float, rows: int, drafts: int, budget: Budget) -> float:
-    """Seconds to wait behind a step (or a chunk of a prompt) that took ``seconds``, fed ``rows`` and drafted ``drafts``.
+    """Seconds to wait behind a step (or a chunk of a prompt) of ``seconds`` that fed ``rows`` and drafted ``drafts``.
 
     The longer of the waits that its power and the duty ask for; 0 without limits. It may be long where hardly
     anything is allowed: a loop that waits asks again when the budget changes, and ``math.inf`` is until then.

@@ -1,4 +1,4 @@
-"""Steps priced and paced by power: the K with the fewest joules a token where a cap binds, the fastest where none does."""
+"""Steps priced and paced by power: the K with the fewest joules a token at a binding cap, else the fastest."""
 
 from __future__ import annotations
 
@@ -75,7 +75,9 @@ def test_prices_without_a_limit_where_nothing_is_allowed() -> None:
 
 def test_whole_tables_can_be_priced_under_power() -> None:
     lines = cost_lines([0.7], under_power(TABLE, POWER), 4)
-    assert all(line.batched_s >= plain.batched_s for line, plain in zip(lines, cost_lines([0.7], TABLE, 4), strict=True))
+    assert all(
+        line.batched_s >= plain.batched_s for line, plain in zip(lines, cost_lines([0.7], TABLE, 4), strict=True)
+    )
 
 
 def test_a_duty_and_a_stop_pace_without_any_power() -> None:

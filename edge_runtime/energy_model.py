@@ -1,0 +1,149 @@
+"""What a board draws by what it computes, learnt from readings. Pure; knows no sensor, no limit and no clock.
+
+Least squares of measured power on (time, busy time, rows, drafts), as rates over intervals of about a second: the
+coefficients are the idle power and the joules of a busy second, of a row and of a drafted token. What changes by the
+minute (leakage that grows with temperature) is one offset on top, which follows the residual within seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from .budget import StepPower
+
+_MEMORY_S = 900.0
+"""Of the coefficients: what a row costs does not change, and a long memory has seen more kinds of steps."""
+_OFFSET_S = 5.0
+"""Of the offset."""
+_NOISE_S = 60.0
+"""Of the residual's size."""
+_UNIT = (1.0, 1.0, 1 / 50, 1 / 50)
+"""Rows and drafts in fifties a second, so that all coefficients are some watts."""
+_PRIOR_S = (0.05, 0.2, 3.0, 3.0)
+"""Seconds of evidence that the prior counts as: that rows and drafts cost what the time costs that they take."""
+_ALIKE = 0.2
+"""Change of a rate, relative to 1 or to what it was, up to which two intervals are alike."""
+
+_Four = tuple[float, float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What was computed, a second."""
+
+    duty: float = 0.0
+    """Busy share of the time."""
+    rows: float = 0.0
+    drafts: float = 0.0
+
+    def like(self, other: Rates) -> bool:
+        return (
+            abs(self.duty - other.duty) <= _ALIKE
+            and abs(self.rows - other.rows) <= _ALIKE * max(self.rows, other.rows) + 5.0
+            and abs(self.drafts - other.drafts) <= _ALIKE * max(self.drafts, other.drafts) + 5.0
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EnergyModel:
+    """Weighted sums of least squares, and what follows from them. Watts."""
+
+    normal: tuple[_Four, ...] = ((0.0,) * 4,) * 4
+    """[4, 4] sum of weight x rate x rate."""
+    right: _Four = (0.0, 0.0, 0.0, 0.0)
+    """[4] sum of weight x rate x power."""
+    idle_w: float = 0.0
+    """Without the offset."""
+    busy_w: float = 0.0
+    """More while busy."""
+    row_j: float = 0.0
+    draft_j: float = 0.0
+    offset_w: float = 0.0
+    residual_w2: float = 0.0
+    """Mean square of what the model, its offset included, does not explain of an interval."""
+    seen_s: float = 0.0
+    busy_s: float = 0.0
+    """Of ``seen_s``, with work."""
+
+    @property
+    def known(self) -> bool:
+        """Whether there is anything to price a step by."""
+        return self.busy_s > 0.0
+
+    @property
+    def residual_w(self) -> float:
+        """Root mean square, of a reading averaged over about a second."""
+        return math.sqrt(self.residual_w2)
+
+    @property
+    def idle_now_w(self) -> float:
+        return max(0.0, self.idle_w + self.offset_w)
+
+    def power_w(self, rates: Rates) -> float:
+        return (
+            self.idle_w + self.offset_w + self.busy_w * rates.duty + self.row_j * rates.rows
+            + self.draft_j * rates.drafts
+        )  # fmt: skip
+
+    def full_w(self, rates: Rates) -> float:
+        """What steps like these would draw without waits between them."""
+        if rates.duty <= 0.0:
+            return self.idle_now_w + self.busy_w
+        return self.power_w(Rates(1.0, rates.rows / rates.duty, rates.drafts / rates.duty))
+
+    def step_power(self, allowed_w: float) -> StepPower:
+        idle_w = self.idle_now_w
+        return StepPower(allowed_w, idle_w, idle_w + self.busy_w, self.row_j, self.draft_j)
+
+
+def learnt(model: EnergyModel, rates: Rates, power_w: float, seconds: float) -> EnergyModel:
+    """After an interval of ``seconds`` that drew ``power_w`` in the mean. To be told of steady intervals only: readings
+    are late, and what they show of a change is what was before it."""
+    x = (1.0, rates.duty, rates.rows * _UNIT[2], rates.drafts * _UNIT[3])
+    left = math.exp(-seconds / _MEMORY_S)
+    normal = tuple(
+        tuple(left * old + seconds * one * other for old, other in zip(row, x, strict=True))
+        for row, one in zip(model.normal, x, strict=True)
+    )
+    right = tuple(left * old + seconds * one * power_w for old, one in zip(model.right, x, strict=True))
+    found = _solved(np.array(normal), np.array(right), power_w)
+    fresh = replace(
+        model, normal=normal, right=right, idle_w=found[0], busy_w=found[1], row_j=found[2] * _UNIT[2],
+        draft_j=found[3] * _UNIT[3], seen_s=model.seen_s + seconds,
+        busy_s=model.busy_s + (seconds if rates.duty > 0.0 else 0.0),
+    )  # fmt: skip
+    return _trimmed(fresh, rates, power_w, seconds)
+
+
+def _trimmed(model: EnergyModel, rates: Rates, power_w: float, seconds: float) -> EnergyModel:
+    error_w = power_w - model.power_w(rates)
+    noise = 1.0 - math.exp(-seconds / min(_NOISE_S, max(seconds, model.seen_s)))
+    # Young coefficients are moved by what they have just been told; an offset would count it twice.
+    gain = (1.0 - math.exp(-seconds / _OFFSET_S)) * min(1.0, model.busy_s / 20.0)
+    return replace(
+        model,
+        offset_w=model.offset_w + gain * error_w,
+        residual_w2=model.residual_w2 + noise * (error_w * error_w - model.residual_w2),
+    )
+
+
+def _solved(normal: np.ndarray, right: np.ndarray, power_w: float) -> list[float]:
+    """[4] coefficients, none below 0: the most negative one is left out, and the others fitted again."""
+    prior = np.array(_PRIOR_S)
+    # Of idle and busy power nothing is known before: a weak pull to half of what is drawn now.
+    lean = np.array([0.5 * power_w, 0.5 * power_w, 0.0, 0.0])
+    matrix, vector = normal + np.diag(prior), right + prior * lean
+    used = [0, 1, 2, 3]
+    while True:
+        some = np.linalg.solve(matrix[np.ix_(used, used)], vector[used])
+        worst = int(np.argmin(some))
+        if some[worst] >= 0.0 or len(used) == 1:
+            break
+        del used[worst]
+    found = [0.0] * 4
+    for place, value in zip(used, some, strict=True):
+        found[place] = max(0.0, float(value))
+    return found
