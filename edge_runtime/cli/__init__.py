@@ -18,6 +18,7 @@ _COMMANDS = {
     "complete": "Continue a prompt by the daemon, streaming.",
     "status": "What the daemon does now.",
     "top": "The daemon, live: speed, acceptance, queue, slots, memory.",
+    "telemetry": "What the board says of itself: power, temperatures, clocks, memory.",
     "plan": "What a bundle needs in memory, before anything is loaded.",
     "demo": "What make demo shows: a daemon, a text, plain against speculative decoding.",
     "bench": "Measure against other programs, side by side.",

@@ -70,9 +70,14 @@ class _Line:
     trouble: Trouble | None = None
 
 
-def child_command(python: str = sys.executable, interval_s: float = INTERVAL_S) -> list[str]:
-    """``python``: one that has jetson-stats. -I: what lies beside the program is not to be imported by it."""
-    return [python, "-I", str(Path(__file__).with_name("jtop_child.py")), f"{interval_s:g}"]
+def child_command(
+    python: str = sys.executable, interval_s: float = INTERVAL_S, frozen_s: float = 3.0 * INTERVAL_S
+) -> list[str]:
+    """``python``: one that has jetson-stats. The service reads every ``interval_s``, unless another client came first,
+    and counts as frozen when it reads nothing for ``frozen_s``.
+    """
+    # -I: what lies beside the program is not to be imported by it.
+    return [python, "-I", str(Path(__file__).with_name("jtop_child.py")), f"{interval_s:g}", f"{frozen_s:g}"]
 
 
 class JtopSource:

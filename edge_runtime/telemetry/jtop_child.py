@@ -40,7 +40,7 @@ class Trouble(Exception):
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """``arguments``: the interval in seconds."""
+    """``arguments``: the interval, and after how long without a new reading the service counts as frozen; seconds."""
     lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # jtop prints here and there
 
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> NoReturn:
 
     threading.Thread(target=_end_with_the_reader, daemon=True).start()
     try:
-        watch(float(arguments[0]), emit)
+        watch(float(arguments[0]), float(arguments[1]), emit)
     except Trouble as trouble:
         _tell(trouble, emit)
     except Exception as problem:  # noqa: BLE001 -- whatever jtop raises is told, and this process is at its end
@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> NoReturn:
     os._exit(1)
 
 
-def watch(interval_s: float, emit: Emit) -> NoReturn:
+def watch(interval_s: float, frozen_s: float, emit: Emit) -> NoReturn:
     """Until something goes wrong, which is raised."""
     _check_socket()
     try:
@@ -71,7 +71,7 @@ def watch(interval_s: float, emit: Emit) -> NoReturn:
     client.start()
     emit({"connected": {"version": jtop.__version__, "interval_s": client.interval}})
     # The first client's interval holds for all.
-    patience_s = 3.0 * max(interval_s, client.interval, 1.0)
+    patience_s = max(frozen_s, 3.0 * client.interval)
     newest, since_s = -1.0, time.monotonic()
     while True:
         alive = client.ok()
