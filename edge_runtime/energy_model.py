@@ -16,8 +16,16 @@ from .budget import StepPower
 
 _MEMORY_S = 900.0
 """Of the coefficients: what a row costs does not change, and a long memory has seen more kinds of steps."""
-_OFFSET_S = 5.0
-"""Of the offset."""
+_KNOWN_S = 0.2
+"""Of busy time, from which there is something to go by."""
+_OFFSET_S, _SLOWEST_OFFSET_S = 5.0, 90.0
+"""Of the offset: as fast as the noise of readings lets it be,"""
+_OFFSET_NOISE = 0.008
+"""relative to the power."""
+_SETTLED_S = 5.0
+"""With work, from which the coefficients hardly move and the offset follows at its full speed."""
+_BUSY_SHARE = 4.0
+"""Before it was seen: what a running step draws above the idle power, relative to that. Rather too much."""
 _NOISE_S = 60.0
 """Of the residual's size."""
 _UNIT = (1.0, 1.0, 1 / 50, 1 / 50)
@@ -66,12 +74,14 @@ class EnergyModel:
     """Mean square of what the model, its offset included, does not explain of an interval."""
     seen_s: float = 0.0
     busy_s: float = 0.0
-    """Of ``seen_s``, with work."""
+    """Of ``seen_s``: what steps took,"""
+    worked_s: float = 0.0
+    """and what intervals took in which there were steps."""
 
     @property
     def known(self) -> bool:
         """Whether there is anything to price a step by."""
-        return self.busy_s > 0.0
+        return self.busy_s >= _KNOWN_S
 
     @property
     def residual_w(self) -> float:
@@ -90,7 +100,7 @@ class EnergyModel:
 
     def full_w(self, rates: Rates) -> float:
         """What steps like these would draw without waits between them."""
-        if rates.duty <= 0.0:
+        if rates.duty < 0.02:
             return self.idle_now_w + self.busy_w
         return self.power_w(Rates(1.0, rates.rows / rates.duty, rates.drafts / rates.duty))
 
@@ -109,11 +119,14 @@ def learnt(model: EnergyModel, rates: Rates, power_w: float, seconds: float) -> 
         for row, one in zip(model.normal, x, strict=True)
     )
     right = tuple(left * old + seconds * one * power_w for old, one in zip(model.right, x, strict=True))
-    found = _solved(np.array(normal), np.array(right), power_w)
+    # Nothing is known before: idle as half of what is drawn now, busy as much as it may well be.
+    lean = (0.5 * power_w, _BUSY_SHARE * (model.idle_w or 0.5 * power_w), 0.0, 0.0)
+    found = _solved(np.array(normal), np.array(right), np.array(lean))
     fresh = replace(
         model, normal=normal, right=right, idle_w=found[0], busy_w=found[1], row_j=found[2] * _UNIT[2],
         draft_j=found[3] * _UNIT[3], seen_s=model.seen_s + seconds,
-        busy_s=model.busy_s + (seconds if rates.duty > 0.0 else 0.0),
+        busy_s=model.busy_s + seconds * rates.duty,
+        worked_s=model.worked_s + (seconds if rates.duty > 0.0 else 0.0),
     )  # fmt: skip
     return _trimmed(fresh, rates, power_w, seconds)
 
@@ -122,7 +135,9 @@ def _trimmed(model: EnergyModel, rates: Rates, power_w: float, seconds: float) -
     error_w = power_w - model.power_w(rates)
     noise = 1.0 - math.exp(-seconds / min(_NOISE_S, max(seconds, model.seen_s)))
     # Young coefficients are moved by what they have just been told; an offset would count it twice.
-    gain = (1.0 - math.exp(-seconds / _OFFSET_S)) * min(1.0, model.busy_s / 20.0)
+    follow_s = 0.5 * model.residual_w2 / (_OFFSET_NOISE * max(1.0, power_w)) ** 2
+    follow_s = min(_SLOWEST_OFFSET_S, max(_OFFSET_S, follow_s))
+    gain = (1.0 - math.exp(-seconds / follow_s)) * min(1.0, model.worked_s / _SETTLED_S)
     return replace(
         model,
         offset_w=model.offset_w + gain * error_w,
@@ -130,11 +145,9 @@ def _trimmed(model: EnergyModel, rates: Rates, power_w: float, seconds: float) -
     )
 
 
-def _solved(normal: np.ndarray, right: np.ndarray, power_w: float) -> list[float]:
+def _solved(normal: np.ndarray, right: np.ndarray, lean: np.ndarray) -> list[float]:
     """[4] coefficients, none below 0: the most negative one is left out, and the others fitted again."""
     prior = np.array(_PRIOR_S)
-    # Of idle and busy power nothing is known before: a weak pull to half of what is drawn now.
-    lean = np.array([0.5 * power_w, 0.5 * power_w, 0.0, 0.0])
     matrix, vector = normal + np.diag(prior), right + prior * lean
     used = [0, 1, 2, 3]
     while True:

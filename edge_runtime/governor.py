@@ -17,6 +17,8 @@ from .throttling import ThrottleWatch, watched
 
 _INTERVAL_S = 1.0
 """Readings are averaged over so much time at least before the power of steps is learnt from them."""
+_STEADY = 2
+"""Intervals that must be alike before one is learnt from: readings are late, and sensors slow."""
 _CAP_SHARE = 0.995
 """Of a power cap: what is aimed at."""
 _WINDOW_S = 7.0
@@ -35,7 +37,7 @@ _RESUME_MARGIN = 0.06
 """and as much for steps to run again after a critical state,"""
 _RESUME_S = 5.0
 """which lasts at least so long."""
-_CRITICAL_S = 1.0
+_CRITICAL_S = 5.0
 """For so long nothing may be allowed before the state is called critical; steps wait at once."""
 _BINDS, _EASES = 1.0, 1.08
 """What is allowed, relative to what steps would draw: where warm begins and where it ends,"""
@@ -64,6 +66,8 @@ class Lessons:
     """and of the last that had work."""
     drafts_a_step: float = 0.0
     """Mean K of the last interval with steps."""
+    alike: int = 0
+    """Intervals before this one that were like it."""
     drawn: tuple[tuple[float, float], ...] = ()
     """(seconds, watts) of the last intervals, the latest last."""
 
@@ -115,10 +119,10 @@ def govern(
     blind = _blind(memory, limits, now_s)
     if blind:
         return _stale(memory, limits, blind, now_s)
-    power_w, heat_w = _by_cap(memory, limits), _by_heat(memory, limits, now_s)
-    allowed_w = min(power_w, heat_w)
-    cause = _heat_cause(memory, limits) if heat_w < power_w else _power_cause(limits)
-    return _decided(memory, limits, allowed_w, cause, now_s)
+    cap_w = math.inf if limits.power_mw is None else limits.power_mw / 1e3 * _CAP_SHARE
+    heat_w = _by_heat(memory, limits)
+    cause = _heat_cause(memory, limits) if heat_w < cap_w else _power_cause(limits)
+    return _decided(memory, limits, _Allowed(min(heat_w, cap_w), min(heat_w, _paid_back(memory, cap_w)), cause), now_s)
 
 
 def _heard(memory: GovernorMemory, sample: Sample, activity: Activity, now_s: float) -> GovernorMemory:
@@ -161,14 +165,15 @@ def _averaged(
         (activity.drafts - before.drafts) / seconds,
     )
     mean_w, steps = interval.sum_w / interval.readings, activity.steps - before.steps
-    energy = lessons.energy
-    if rates.like(lessons.rates):
+    energy, alike = lessons.energy, lessons.alike + 1 if rates.like(lessons.rates) else 0
+    if alike >= _STEADY:
         energy = learnt(energy, rates, mean_w, seconds)
     return Interval(now_s, activity), Lessons(
         energy,
         rates,
         rates if rates.duty > 0.0 else lessons.working,
         (activity.drafts - before.drafts) / steps if steps else lessons.drafts_a_step,
+        alike,
         _recent((*lessons.drawn, (seconds, mean_w))),
     )
 
@@ -184,20 +189,26 @@ def _recent(drawn: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float]
 # What is allowed
 
 
-def _by_cap(memory: GovernorMemory, limits: Limits) -> float:
-    if limits.power_mw is None:
-        return math.inf
-    cap_w = limits.power_mw / 1e3 * _CAP_SHARE
-    total_s = sum(seconds for seconds, _ in memory.lessons.drawn)
-    if not total_s:
+@dataclass(frozen=True, slots=True)
+class _Allowed:
+    steady_w: float
+    now_w: float
+    """Less than that while what was drawn beyond a cap is paid back."""
+    cause: str
+
+
+def _paid_back(memory: GovernorMemory, cap_w: float) -> float:
+    drawn = memory.lessons.drawn
+    total_s = sum(seconds for seconds, _ in drawn)
+    if not total_s or cap_w == math.inf:
         return cap_w
-    over_w = sum(seconds * (watts - cap_w) for seconds, watts in memory.lessons.drawn) / total_s
+    over_w = sum(seconds * (watts - cap_w) for seconds, watts in drawn) / total_s
     # What readings err by is no excess.
     over_w -= 2.0 * memory.energy.residual_w / math.sqrt(max(1.0, total_s))
     return cap_w - max(0.0, over_w) * total_s / (10.0 - _WINDOW_S)
 
 
-def _by_heat(memory: GovernorMemory, limits: Limits, now_s: float) -> float:
+def _by_heat(memory: GovernorMemory, limits: Limits) -> float:
     if limits.temperature_c is None or memory.thermal is None:
         return math.inf
     return memory.thermal.allowed_w(limits.temperature_c - _BELOW_LIMIT_C)
@@ -246,9 +257,9 @@ def _stale(memory: GovernorMemory, limits: Limits, blind: str, now_s: float) -> 
 
 
 def _decided(
-    memory: GovernorMemory, limits: Limits, allowed_w: float, cause: str, now_s: float
+    memory: GovernorMemory, limits: Limits, allowed: _Allowed, now_s: float
 ) -> tuple[Budget, GovernorMemory]:
-    energy, watch = memory.energy, memory.watch
+    energy, watch, cause, allowed_w = memory.energy, memory.watch, allowed.cause, allowed.steady_w
     idle_w = energy.idle_now_w
     full_w = energy.full_w(memory.lessons.working)
     critical, memory = _critical(memory, allowed_w, idle_w, now_s)
@@ -257,14 +268,12 @@ def _decided(
         memory = _turned(memory, "critical", reason, now_s)
         budget = Budget("critical", memory.reason, admit=False, run=False, retry_after_s=_retry(memory, limits))
         return budget, memory if memory.power is None else replace(memory, power=None)
+    power = _priced(memory, min(allowed.now_w, 2.0 * full_w))
     if not energy.known:
         # The first steps are what is learnt from.
-        budget = Budget(
-            "warm", "what steps draw is not known yet", max_draft_tokens=limits.blind_draft_tokens,
-            duty=limits.blind_duty,
-        )  # fmt: skip
-        return budget, _turned(memory, "warm", budget.reason, now_s)
-    power = _priced(memory, min(allowed_w, 2.0 * full_w))
+        reason = "what steps draw is not known yet"
+        memory = _turned(replace(memory, power=power), "warm", reason, now_s)
+        return Budget("warm", reason, max_draft_tokens=limits.blind_draft_tokens, power=power), memory
     binds = allowed_w < _BINDS * full_w or (memory.state == "warm" and allowed_w < _EASES * full_w)
     if binds or power is not memory.power:
         memory = replace(memory, power=power, bound_s=now_s if binds else memory.bound_s)
@@ -276,7 +285,7 @@ def _decided(
     if watch.throttled(now_s):
         state, reason = "throttled", f"the hardware holds itself back: {watch.sign}"
     memory = _turned(memory, state, reason, now_s)
-    run = allowed_w > idle_w * (1.0 + _MARGIN)
+    run = allowed.now_w > idle_w * (1.0 + _MARGIN)
     return Budget(state, memory.reason, run=run, max_draft_tokens=watch.most_drafts, power=power), memory
 
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 _RISE_C = 18.0
 """R times the most that the board was seen to draw. Rather too much: the allowed power then moves in smaller steps."""
+_GROWS = 2.0
+"""Most a board is expected to draw, relative to the first reading."""
 _SETTLE_S = 15.0
 """R x C."""
 _FOLLOW_S = 3.0
@@ -49,7 +51,7 @@ class ThermalEstimate:
 
 def first_estimate(temperature_c: float, power_w: float) -> ThermalEstimate:
     """At rest, as far as anybody knows."""
-    most_w = max(power_w, 1.0)
+    most_w = _GROWS * max(power_w, 1.0)
     rise = _RISE_C / most_w
     return ThermalEstimate(temperature_c, temperature_c - rise * power_w, rise, most_w)
 

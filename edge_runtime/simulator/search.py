@@ -58,7 +58,7 @@ def best_constant(scenario: Scenario) -> Best:
 
 
 def _steps(scenario: Scenario) -> tuple[Floats, Floats]:
-    """[K] seconds and joules above idle of a step. One that trips the over-current alarm runs pulsed, again and again."""
+    """[K] seconds and joules above idle of a step. One that trips the over-current alarm runs pulsed all the time."""
     plant = scenario.plant
     costs = []
     for k in range(MOST_DRAFTS + 1):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -96,7 +97,7 @@ def _worst_window(trace: Trace) -> float | None:
 
 def _k_changes(trace: Trace) -> tuple[float, int]:
     ks = [(moment.time_s, moment.k) for moment in trace.moments if moment.time_s >= trace.scenario.lead_in_s]
-    changed = [now[0] for before, now in zip(ks, ks[1:], strict=False) if now[1] != before[1]]
+    changed = [now[0] for before, now in pairwise(ks) if now[1] != before[1]]
     minutes = max(1e-9, (ks[-1][0] - ks[0][0]) / 60.0) if ks else 1.0
     most, first = 0, 0
     for last, time_s in enumerate(changed):
