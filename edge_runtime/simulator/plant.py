@@ -6,6 +6,7 @@ by itself: it steps clocks down at its passive trip, halves them for over-curren
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from dataclasses import dataclass, replace
@@ -18,6 +19,10 @@ _POLL_S = 1.0
 """Between two looks of the kernel at its passive trip."""
 _CALM_C = 2.0
 """Below the passive trip, where clocks may rise again."""
+_COOLING_STATES = 6
+"""Of the device that lowers the GPU's clock."""
+_UNREAD = 64
+"""Samples that may wait to be read."""
 _PULSED = 0.5
 """Of the clock, while an over-current alarm lasts: every other pulse is left out, at the same voltage."""
 
@@ -161,7 +166,7 @@ def step_cost(plant: PlantParameters, k: int, clock: float, voltage: float) -> S
 
 
 class Plant:
-    """In motion. Time goes on only by ``step`` and ``rest``."""
+    """In motion. Time goes on only by ``step``, ``rest`` and ``work``."""
 
     def __init__(self, parameters: PlantParameters, seed: int = 0) -> None:
         self.parameters = parameters
@@ -179,7 +184,7 @@ class Plant:
         self._read_s = parameters.sensors.interval_s
         self._sensor_w = parameters.electrics.idle_w + parameters.electrics.leakage(self.die_c)
         self._duty = 0.0
-        self._late: deque[tuple[float, Sample]] = deque()
+        self._late: deque[tuple[float, Sample]] = deque(maxlen=_UNREAD)
         self._costs: dict[tuple[int, int, bool], StepCost] = {}
 
     @property
@@ -218,6 +223,30 @@ class Plant:
 
     def rest(self, seconds: float) -> None:
         self._pass(seconds, self.parameters.electrics.idle_w, 0.0)
+
+    def work(self, seconds: float, duty: float, k: int) -> None:
+        """Steps of K drafts for so much of the time, without a look at each."""
+        cost = self.cost(k)
+        self._pass(seconds, self.parameters.electrics.idle_w + duty * cost.joules / cost.seconds, duty)
+
+    def shown(self) -> Sample:
+        """What sensors read at this moment."""
+        sensors, hardware = self.parameters.sensors, self.parameters.hardware
+        power_w = self._sensor_w * sensors.power_gain * (1.0 + sensors.power_noise * self._random.gauss(0.0, 1.0))
+        noisy_c = self.die_c + sensors.temperature_noise_c * self._random.gauss(0.0, 1.0)
+        top = len(hardware.clocks_mhz) - 1
+        state = math.ceil(_COOLING_STATES * (top - self.level) / top)
+        return Sample(
+            time_s=self.time_s + sensors.delay_s,
+            source="simulated",
+            power_mw=round(1e3 * max(0.0, power_w)),
+            zones=(Zone("tj", round(noisy_c * 32.0) / 32.0),),
+            gpu=GpuReading(self.clock_mhz, hardware.clocks_mhz[-1], self._duty),
+            throttling=Throttling(
+                (("oc3", self.events),), (CoolingDevice("devfreq-17000000.gpu", state, _COOLING_STATES),)
+            ),
+            fan=self.fan,
+        )
 
     def sample(self) -> Sample | None:
         """The latest that has arrived, or ``None`` where there is no new one."""
@@ -258,24 +287,9 @@ class Plant:
             self.level = min(len(hardware.clocks_mhz) - 1, self.level + 1)
 
     def _read_sensors(self) -> None:
-        sensors, hardware = self.parameters.sensors, self.parameters.hardware
-        self._read_s += sensors.interval_s
-        power_w = self._sensor_w * sensors.power_gain * (1.0 + sensors.power_noise * self._random.gauss(0.0, 1.0))
-        noisy_c = self.die_c + sensors.temperature_noise_c * self._random.gauss(0.0, 1.0)
-        top = len(hardware.clocks_mhz) - 1
-        arrives_s = self.time_s + sensors.delay_s
-        sample = Sample(
-            time_s=arrives_s,
-            source="simulated",
-            power_mw=round(1e3 * max(0.0, power_w)),
-            zones=(Zone("tj", round(noisy_c * 32.0) / 32.0),),
-            gpu=GpuReading(self.clock_mhz, hardware.clocks_mhz[-1], self._duty),
-            throttling=Throttling(
-                (("oc3", self.events),), (CoolingDevice("devfreq-17000000.gpu", top - self.level, top),)
-            ),
-            fan=self.fan,
-        )
-        self._late.append((arrives_s, sample))
+        self._read_s += self.parameters.sensors.interval_s
+        sample = self.shown()
+        self._late.append((sample.time_s, sample))
 
 
 def resting(parameters: PlantParameters) -> tuple[float, float, float]:

@@ -1,0 +1,127 @@
+"""``edge-runtime simulate``: a governor on boards that are not there. Knows what to ask and to show, no more."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import Progress
+
+from ..bench.compare.plot import check_plot
+from ..boards import BOARDS, board_named
+from ..simulator.loop import simulated
+from ..simulator.pilot import Constant, Governed, Pilot
+from ..simulator.plot import plot
+from ..simulator.scenario import MOST_DRAFTS, board_scenario
+from ..simulator.study import FIXED_K, Finding, Floor, floors, study
+from ..simulator.verdict import judged
+from .simulate_tables import changes_table, course, floors_table, held_table, plants_line
+
+_DEFAULT_LIMIT_C = 90.0
+_DEFAULT_MINUTES = 20.0
+
+
+@click.command()
+@click.option("--board", default="orin-nano-8", show_default=True, metavar="NAME",
+              help=f"One of {', '.join(board.name for board in BOARDS)}.")  # fmt: skip
+@click.option("--ambient", type=click.FloatRange(-40.0, 100.0), default=25.0, show_default=True, metavar="C",
+              help="Temperature of the air.")  # fmt: skip
+@click.option("--minutes", type=click.FloatRange(0.5, 600.0), default=_DEFAULT_MINUTES, show_default=True,
+              help="Of the board's time.")  # fmt: skip
+@click.option("--temperature-limit", type=click.FloatRange(0.0, 110.0), default=_DEFAULT_LIMIT_C, show_default=True,
+              metavar="C", help="What the governor is to keep.")  # fmt: skip
+@click.option("--power-limit", type=click.FloatRange(0.1), metavar="W",
+              help="The same.  [default: what the board's default mode is named after]")  # fmt: skip
+@click.option("--without-governor", is_flag=True, help=f"K={FIXED_K} without waits: the hardware is on its own.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Of texts and of what sensors err by.")
+@click.option("--plants", type=click.IntRange(1), metavar="N",
+              help="Instead of a board: so many random plants, of which the governor knows nothing.")  # fmt: skip
+@click.option("--plot", "plot_path", type=click.Path(path_type=Path), help="Draw it: a .svg, .png or .pdf file.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the figures here.")
+@click.option("--strict", is_flag=True, help="Exit code 1 where something was not held.")
+def simulate(**given: Any) -> None:
+    """Run the governor against a simulated board, or against many random plants. Nothing here was measured."""
+    console = Console(width=None if sys.stdout.isatty() else 100)
+    if given["plot_path"] is not None:
+        check_plot(given["plot_path"])
+    if given["plants"] is not None:
+        if given["plot_path"] is not None:
+            raise click.UsageError("--plot draws one run, and --plants makes many")
+        held = _many(console, given)
+    else:
+        held = _one(console, given)
+    if given["strict"] and not held:
+        raise SystemExit(1)
+
+
+def _one(console: Console, given: dict[str, Any]) -> bool:
+    board = board_named(given["board"])
+    watts = given["power_limit"] or board.default.budget_w
+    scenario = board_scenario(
+        board.name, given["ambient"], 60.0 * given["minutes"], given["temperature_limit"],
+        None if watts is None else round(1e3 * watts), given["seed"],
+    )  # fmt: skip
+    pilot: Pilot = Constant(FIXED_K) if given["without_governor"] else Governed(MOST_DRAFTS)
+    who = f"K={FIXED_K} without a governor" if given["without_governor"] else "the governor"
+    title = f"{board.title} ({board.default.name}) at {given['ambient']:g} C, {given['minutes']:g} minutes, {who}"
+    trace = simulated(scenario, pilot)
+    verdict = judged(trace)
+    console.print(f"SIMULATION, no board was measured: {title}", highlight=False)
+    console.print(course(trace), highlight=False)
+    if not given["without_governor"]:
+        console.print(changes_table(trace), highlight=False)
+    table, held = held_table(verdict, scenario)
+    console.print(table, highlight=False)
+    if given["plot_path"] is not None:
+        plot(trace, given["plot_path"], title)
+    if given["json_path"] is not None:
+        moments = [asdict(moment) for moment in trace.moments]
+        _write(
+            given["json_path"],
+            {"simulated": title, "verdict": asdict(verdict), "changes": trace.changes, "moments": moments},
+        )
+    return held
+
+
+def _many(console: Console, given: dict[str, Any]) -> bool:
+    minutes, count = given["minutes"], given["plants"]
+    seeds = range(given["seed"], given["seed"] + count)
+    with Progress(console=Console(stderr=True), transient=True) if sys.stderr.isatty() else nullcontext() as bars:
+        task = None if bars is None else bars.add_task("plants", total=count)
+
+        def report(finding: Finding) -> None:
+            if bars is not None and task is not None:
+                bars.advance(task)
+
+        findings = study(seeds, 60.0 * minutes, report)
+    asked = floors(findings)
+    console.print(
+        f"SIMULATION, no board was measured: {count} random plants (seeds {seeds[0]} to {seeds[-1]}), {minutes:g} "
+        f"minutes each, the governor knows none of their parameters",
+        highlight=False,
+    )
+    console.print(floors_table(asked), highlight=False)
+    console.print(plants_line(findings), highlight=False)
+    if given["json_path"] is not None:
+        _write(given["json_path"], _figures(findings, asked))
+    return all(floor.held for floor in asked)
+
+
+def _figures(findings: Sequence[Finding], asked: Sequence[Floor]) -> dict[str, Any]:
+    return {
+        "simulated": "random plants",
+        "floors": [{**asdict(floor), "held": floor.held} for floor in asked],
+        "plants": [asdict(finding) for finding in findings],
+    }
+
+
+def _write(path: Path, figures: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
