@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from ..boards import Board
 from ..bundle import Manifest, read_manifest
 from ..config import BudgetConfig, Config, EngineConfig, LimitsConfig
 from ..decoder import Decoder
 from ..drafters.strategy import strategy_named
+from ..engines.protocol import Engine, HeadRequest, StepInput
 from ..errors import OutOfBudget
 from ..generation import Generation
 from ..loading import LoadedBundle, LoadSettings, length_policy, load_bundle, load_of, most_draft_tokens
@@ -58,9 +61,9 @@ def limits_of(limits: LimitsConfig) -> Limits:
     )
 
 
-def machine_room(budget: BudgetConfig) -> Room | None:
-    """What this machine has now; ``None`` where it does not tell."""
-    memory = machine_memory()
+def machine_room(budget: BudgetConfig, root: Path = Path("/")) -> Room | None:
+    """What this machine has now; ``None`` where it does not tell. ``root``: where its file system begins."""
+    memory = machine_memory(root)
     if memory is None:
         return None
     return Room("this machine", memory.total, memory.available, budget.reserve_bytes, budget.memory_bytes)
@@ -133,9 +136,21 @@ def _forget(loaded: LoadedBundle, decoder: Decoder, slots: Sequence[int]) -> Non
     give_back()
 
 
+def _run_widest(engine: Engine) -> None:
+    """What it computes in grows with the widest forward so far: here, and then no more."""
+    info = engine.info
+    count = min(info.max_rows, info.capacity)
+    width = info.hidden_input
+    hidden = None if width is None else np.zeros((count, width), np.float32)
+    engine.forward(StepInput(0, np.zeros(count, np.int64), 0, None, hidden))
+
+
 def _warm_up(loaded: LoadedBundle, served: Served) -> None:
     """A real answer, so that the first client meets nothing that is done for the first time. Raises ``EdgeError``."""
     info = loaded.target.info
+    for engine in (*loaded.drafting.values(), loaded.target):
+        _run_widest(engine)
+    loaded.target.head(HeadRequest(0, min(loaded.max_head_rows, info.max_rows, info.capacity)))
     prompt = loaded.tokenizer.encode(_WARM_UP)[: max(1, info.capacity - _WARM_UP_TOKENS)]
     session = Session(info, prompt, SamplingParams(temperature=0.0), max_tokens=_WARM_UP_TOKENS)
     for _ in Generation(served.decoder, session, TextStream(served.piece_bytes)):

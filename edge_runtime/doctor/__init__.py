@@ -1,0 +1,1 @@
+"""Whether a machine is set up for this runtime: what it is like (``machine``), what is wrong with it (``checks``)."""
