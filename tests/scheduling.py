@@ -137,6 +137,10 @@ class GatedEngine(FakeEngine):
             self._permits.release()
             self.wait_inside()
 
+    def let_last(self) -> None:
+        """Let the forward in which the thread stands through; none follows."""
+        self._permits.release()
+
     def open(self) -> None:
         self._open = True
         self._permits.release()
