@@ -16,13 +16,13 @@ from ..row_cost import CostEstimate, observe_cost
 from ..telemetry.sample import Sample
 from .plant import StepCost
 
-_CHOOSE_S = 1.0
+_CHOOSE_S = 2.0
 """Between two looks at K; a real chooser looks before every step."""
 _DEEPER_EVERY = 32
 """Steps between two tries of one position more than the best K."""
 _COSTS_EVERY = 4
 """Steps of which one is measured: they differ little."""
-_STAY = 0.02
+_STAY = 0.03
 """A K stays while the best would gain no more than this: estimates move all the time."""
 _WARM_UP = (0, 1, 2, 4, 8)
 _WARM_UP_STEPS = 4
