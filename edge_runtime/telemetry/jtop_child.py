@@ -87,8 +87,8 @@ def watch(interval_s: float, frozen_s: float, emit: Emit) -> NoReturn:
 
 def read_s(uptime_s: float) -> float:
     """When the service read its values, on the monotonic clock of this machine."""
-    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - uptime_s
-    return time.monotonic() - max(0.0, age_s)
+    now_s = time.monotonic()  # first: a pause between both makes the values older, and never newer, than they are
+    return now_s - max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - uptime_s)
 
 
 def sample(stats: dict[str, Any], time_s: float) -> dict[str, Any]:
