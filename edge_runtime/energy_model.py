@@ -30,7 +30,7 @@ _NOISE_S = 60.0
 """Of the residual's size."""
 _UNIT = (1.0, 1.0, 1 / 50, 1 / 50)
 """Rows and drafts in fifties a second, so that all coefficients are some watts."""
-_PRIOR_S = (0.05, 0.2, 3.0, 3.0)
+_PRIOR_S = (0.05, 0.2, 1.0, 1.0)
 """Seconds of evidence that the prior counts as: that rows and drafts cost what the time costs that they take."""
 _ALIKE = 0.2
 """Change of a rate, relative to 1 or to what it was, up to which two intervals are alike."""
