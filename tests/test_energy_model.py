@@ -31,7 +31,7 @@ def test_the_parts_are_found_when_steps_vary() -> None:
     assert model.busy_w == pytest.approx(BUSY_W, rel=0.05)
     # Rows and drafts grow together: what counts is what a draft adds, its row included.
     assert model.row_j + model.draft_j == pytest.approx(ROW_J + DRAFT_J, rel=0.05)
-    assert model.residual_w < 0.1
+    assert model.residual_w < 0.2
 
 
 def test_noise_shows_in_the_residual_and_not_in_the_power() -> None:
