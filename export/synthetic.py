@@ -21,7 +21,7 @@ from .gguf_blocks import KINDS, row_bytes
 from .model_config import GemmaConfig
 
 _ALIGNMENT = 32
-_CHUNK_BYTES = 16 << 20
+_CHUNK_BYTES = 4 << 20
 _UNSIGNED, _SIGNED, _FLOAT, _STRING, _ARRAY = 4, 5, 6, 8, 9
 _CONTROLS = ("<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<start_of_turn>", "<end_of_turn>")
 _NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6
@@ -181,7 +181,7 @@ def _bytes(key: str, of: tuple[int, ...]) -> int:
     return row_bytes(_kind(key, of), of[-1]) * (of[0] if len(of) > 1 else 1)
 
 
-def _chunks(random: np.random.Generator, kind: str, size: int) -> Iterator[bytes]:
+def _chunks(random: np.random.Generator, kind: str, size: int) -> Iterator[bytes | memoryview]:
     if kind == "F32":
         # A GGUF holds norms as the factors that they are.
         yield np.ones(size // 4, "<f4").tobytes()
@@ -192,5 +192,5 @@ def _chunks(random: np.random.Generator, kind: str, size: int) -> Iterator[bytes
         count = min(blocks, _CHUNK_BYTES // block)
         made = random.integers(0, 256, (count, block), np.uint8)
         made[:, :2] = np.frombuffer(_SCALE.tobytes(), np.uint8)
-        yield made.tobytes()
+        yield made.data
         blocks -= count
