@@ -4,6 +4,10 @@ A machine slows down and recovers as a whole: another process, a falling clock. 
 dearer so many rows are than others), which hardly ever changes, times a *speed*, which changes all the time. What a
 choice of K hangs on is the shape. A row count that was last seen in a bad moment is therefore not held to what it took
 then: it follows the speed of those that are seen now.
+
+Shapes are learnt where one row count follows another, from the difference of the two. Held against the speed instead,
+a count that runs for long would make the speed its own and never be found wrong; and since noise only ever adds, all
+that is seen would grow against what is not.
 """
 
 from __future__ import annotations
@@ -20,7 +24,11 @@ _STRAYS = 5
 _PRIMED = 10
 """Samples that one of a warm-up pass counts as."""
 _LEAST_GAIN = 0.05
-"""Of a shape, by one sample: it learns over some twenty of them."""
+"""Of a shape, by one comparison: it learns over some twenty of them."""
+_MOST_SEEN = 100
+"""Comparisons that a shape counts as at most: what is tried seldom must not do all the moving."""
+_FURTHEST = 0.25
+"""Largest difference that a comparison counts as; more of it is noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +37,7 @@ class RowCost:
 
     shape: float
     seen: int
+    """Comparisons behind it, the first sample included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +46,9 @@ class CostEstimate:
     """[rows seen] for 1, 2, ... rows; ``None`` where nothing was measured."""
     speed: float = 0.0
     """Logarithm of what everything takes now, relative to the shapes."""
-    recent: tuple[float, ...] = ()
-    """[<= 7] latest samples that counted, relative to their shapes."""
-    strays: tuple[float, ...] = ()
+    recent: tuple[tuple[int, float], ...] = ()
+    """[<= 7] latest samples that counted: rows and logarithm of seconds."""
+    strays: tuple[tuple[int, float], ...] = ()
     """[< 5] the same of outliers since the last sample that counted."""
 
     def measured(self) -> dict[int, float]:
@@ -70,18 +79,37 @@ def observe_cost(state: CostEstimate, rows: int, seconds: float) -> CostEstimate
     sample = _log(rows, seconds)
     known = state.by_rows[rows - 1] if rows <= len(state.by_rows) else None
     if known is None:
-        return _with(state, rows, RowCost(sample - state.speed, 1))
-    relative = sample - known.shape
-    if abs(relative - state.speed) > _OUTLIER:
-        strays = (*state.strays, relative)
+        state = _with(state, rows, RowCost(sample - state.speed, 1))
+    elif abs(sample - known.shape - state.speed) > _OUTLIER:
+        strays = (*state.strays, (rows, sample))
         if len(strays) < _STRAYS:
             return replace(state, strays=strays)
-        return replace(state, speed=statistics.median(strays), recent=strays, strays=())
-    recent = (*state.recent, relative)[-_WINDOW:]
-    speed = statistics.median(recent)
-    gain = max(1.0 / (known.seen + 1), _LEAST_GAIN)
-    learnt = RowCost(known.shape + gain * (relative - speed), known.seen + 1)
-    return _with(replace(state, speed=speed, recent=recent, strays=()), rows, learnt)
+        return _at_speed(replace(state, recent=strays, strays=()))
+    elif state.recent and state.recent[-1][0] != rows:
+        state = _compared(state, rows, sample)
+    return _at_speed(replace(state, recent=(*state.recent, (rows, sample))[-_WINDOW:], strays=()))
+
+
+def _at_speed(state: CostEstimate) -> CostEstimate:
+    return replace(state, speed=statistics.median(sample - _shape(state, rows) for rows, sample in state.recent))
+
+
+def _compared(state: CostEstimate, rows: int, sample: float) -> CostEstimate:
+    """With what a sample behind one of another row count says of both; the one that less is known of moves more."""
+    other, before = state.recent[-1]
+    ours, theirs = state.by_rows[rows - 1], state.by_rows[other - 1]
+    assert ours is not None and theirs is not None  # both were seen
+    off = (sample - ours.shape) - (before - theirs.shape)
+    gain = max(1.0 / (min(ours.seen, theirs.seen) + 1), _LEAST_GAIN)
+    off = gain * max(-_FURTHEST, min(_FURTHEST, off))
+    share = theirs.seen / (ours.seen + theirs.seen)
+    state = _with(state, rows, RowCost(ours.shape + share * off, min(ours.seen + 1, _MOST_SEEN)))
+    return _with(state, other, RowCost(theirs.shape - (1.0 - share) * off, theirs.seen))
+
+
+def _shape(state: CostEstimate, rows: int) -> float:
+    cost = state.by_rows[rows - 1]
+    return 0.0 if cost is None else cost.shape
 
 
 def _with(state: CostEstimate, rows: int, cost: RowCost) -> CostEstimate:

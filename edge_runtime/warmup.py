@@ -78,22 +78,24 @@ def measure_drafter(target: Engine, drafter: Drafter, clock: Clock = time.perf_c
 def _measure(
     engine: Engine, rows: Sequence[int], clock: Clock, body_only: Sequence[int] = ()
 ) -> tuple[dict[int, float], dict[int, float]]:
-    """Medians in seconds by rows, of body and head; the first run of a size sets things up and does not count."""
-    body_s, head_s = {}, {}
-    for count in (*rows, *body_only):
-        if count > min(engine.info.max_rows, engine.info.capacity):
-            continue
-        tokens = np.zeros(count, np.int64)
-        bodies, heads = [], []
-        for _ in range(1 + _REPEATS):
+    """Medians in seconds by rows, of body and head; the first run of a size sets things up and does not count.
+
+    Sizes take turns: what else the machine does meets all of them, and a choice of K hangs on their ratios.
+    """
+    sizes = [count for count in (*rows, *body_only) if count <= min(engine.info.max_rows, engine.info.capacity)]
+    bodies: dict[int, list[float]] = {count: [] for count in sizes}
+    heads: dict[int, list[float]] = {count: [] for count in sizes if count in rows}
+    for _ in range(1 + _REPEATS):
+        for count in sizes:
             started = clock()
-            engine.forward(StepInput(0, tokens, 0, None))
+            engine.forward(StepInput(0, np.zeros(count, np.int64), 0, None))
             between = clock()
-            bodies.append(between - started)
-            if count in rows:
+            bodies[count].append(between - started)
+            if count in heads:
                 engine.head(HeadRequest(0, count))
-                heads.append(clock() - between)
-        body_s[count] = statistics.median(bodies[1:])
-        if heads:
-            head_s[count] = statistics.median(heads[1:])
-    return body_s, head_s
+                heads[count].append(clock() - between)
+    return _medians(bodies), _medians(heads)
+
+
+def _medians(seconds: dict[int, list[float]]) -> dict[int, float]:
+    return {count: statistics.median(runs[1:]) for count, runs in seconds.items()}

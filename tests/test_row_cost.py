@@ -66,6 +66,34 @@ def test_a_shape_that_was_measured_wrongly_is_learnt() -> None:
     assert known[2] / known[1] == pytest.approx(0.027 / 0.015, rel=0.1)
 
 
+def skewed(noise: random.Random) -> float:
+    """Noise of a shared machine: it only ever adds, and now and then a lot."""
+    return noise.expovariate(20.0) + (0.5 if noise.random() < 0.03 else 0.0)
+
+
+@pytest.mark.parametrize("dear", [0.85, 1.0, 1.18])
+@pytest.mark.parametrize("run", [1, 3, 40])
+def test_what_is_tried_is_held_against_what_ran_beside_it(dear: float, run: int) -> None:
+    """Two sizes in runs of any length, the second measured wrongly at first; a third is never tried."""
+    state, noise = prime_cost(primed(), 2, SHAPE[2] / dear), random.Random(5)
+    for _ in range(1200 // run):
+        for rows in [1] * run + [2] * run:
+            state = observe_cost(state, rows, SHAPE[rows] * math.exp(skewed(noise)))
+    known = state.measured()
+    assert known[2] / known[1] == pytest.approx(SHAPE[2] / SHAPE[1], rel=0.05)
+    # Which of the two was wrong nobody can tell, so half of it goes into the first.
+    assert known[8] / known[1] == pytest.approx(SHAPE[8] / SHAPE[1], rel=abs(math.log(dear)) / 2 + 0.05)
+
+
+def test_a_size_that_runs_alone_does_not_change_what_others_are_to_it() -> None:
+    state, noise = primed(), random.Random(7)
+    for _ in range(3000):
+        state = observe_cost(state, 2, SHAPE[2] * math.exp(skewed(noise)))
+    known = state.measured()
+    assert known[2] / known[1] == pytest.approx(SHAPE[2] / SHAPE[1], rel=0.01)
+    assert known[8] / known[1] == pytest.approx(SHAPE[8] / SHAPE[1], rel=0.01)
+
+
 def test_what_was_never_primed_is_learnt_from_its_first_samples() -> None:
     state = CostEstimate()
     for seconds in (0.010, 0.012, 0.011):

@@ -13,6 +13,8 @@ from edge_runtime.row_cost import CostEstimate, observe_cost, prime_cost
 
 from ..session import GRAMMAR, PREDICTION, StepResult
 
+_DRAFTED = 2
+"""Rows that stand for any number of them where it hardly matters: a step that drafted."""
 _TABLE_AGE = 16
 """Steps between two cost tables: estimates move slowly, and a table takes longer to make than to use."""
 
@@ -55,6 +57,7 @@ class _Bucket:
     body: CostEstimate = field(default_factory=CostEstimate)
     head: CostEstimate = field(default_factory=CostEstimate)
     overhead: CostEstimate = field(default_factory=CostEstimate)
+    """By 1 row and by more than one."""
     drafts: dict[str, _Draft] = field(default_factory=dict)
     tables: dict[tuple[str, int], CostTable] = field(default_factory=dict)
     """By drafter (``""`` where drafts cost nothing to make) and alternatives beside the chain."""
@@ -123,7 +126,7 @@ class StepCosts:
                 draft.by_count = _seen(draft.by_count, result.drafted, times.draft_s)
             if result.caught_up:
                 draft.catch_up = _seen(draft.catch_up, 1, times.catch_up_s / result.caught_up)
-        bucket.overhead = _seen(bucket.overhead, 1, times.overhead_s)
+        bucket.overhead = _seen(bucket.overhead, min(result.rows, _DRAFTED), times.overhead_s)
         bucket.unread += 1
 
     def _bucket(self, kv_len: int) -> _Bucket:
@@ -149,12 +152,15 @@ def _primed(estimate: CostEstimate, rows: int, seconds: float) -> CostEstimate:
 def _table(bucket: _Bucket, draft: _Draft | None, min_rows: int) -> CostTable:
     head = bucket.head.measured()
     fixed_s, each_s = (0.0, 0.0) if draft is None else _line(draft.by_count.measured())
+    overhead = bucket.overhead.measured()
+    plain_s = overhead.get(1, 0.0)
     return CostTable(
         body_s=dense_by_rows(bucket.body.measured()),
         head_s=dense_by_rows(head) if head else (0.0,),
         draft_s=each_s,
-        draft_fixed_s=fixed_s,
-        overhead_s=bucket.overhead.measured().get(1, 0.0),
+        # To judge drafts takes the host longer than to judge none.
+        draft_fixed_s=fixed_s + overhead.get(_DRAFTED, plain_s) - plain_s,
+        overhead_s=plain_s,
         catch_up_s=0.0 if draft is None else draft.catch_up.measured().get(1, 0.0),
         min_rows=min_rows,
     )
