@@ -19,8 +19,10 @@ _INTERVAL_S = 1.0
 """Readings are averaged over so much time at least before the power of steps is learnt from them."""
 _STEADY = 2
 """Intervals that must be alike before one is learnt from: readings are late, and sensors slow."""
-_CAP_SHARE = 0.995
-"""Of a power cap: what is aimed at."""
+_CAP_SHARE = 0.993
+"""Of a power cap: what is aimed at,"""
+_YOUNG_SHARE, _YOUNG_S = 0.03, 20.0
+"""and so much less while what steps draw has been seen for less than some seconds."""
 _WINDOW_S = 7.0
 """What was drawn beyond the cap in so much time is taken back in the next seconds: a cap is a mean over ten."""
 _BELOW_LIMIT_C = 0.6
@@ -119,7 +121,7 @@ def govern(
     blind = _blind(memory, limits, now_s)
     if blind:
         return _stale(memory, limits, blind, now_s)
-    cap_w = math.inf if limits.power_mw is None else limits.power_mw / 1e3 * _CAP_SHARE
+    cap_w = _aim(memory.energy, limits)
     heat_w = _by_heat(memory, limits)
     cause = _heat_cause(memory, limits) if heat_w < cap_w else _power_cause(limits)
     return _decided(memory, limits, _Allowed(min(heat_w, cap_w), min(heat_w, _paid_back(memory, cap_w)), cause), now_s)
@@ -197,6 +199,12 @@ class _Allowed:
     cause: str
 
 
+def _aim(energy: EnergyModel, limits: Limits) -> float:
+    if limits.power_mw is None:
+        return math.inf
+    return limits.power_mw / 1e3 * (_CAP_SHARE - _YOUNG_SHARE * math.exp(-energy.worked_s / _YOUNG_S))
+
+
 def _paid_back(memory: GovernorMemory, cap_w: float) -> float:
     drawn = memory.lessons.drawn
     total_s = sum(seconds for seconds, _ in drawn)
@@ -256,9 +264,7 @@ def _stale(memory: GovernorMemory, limits: Limits, blind: str, now_s: float) -> 
     )
 
 
-def _decided(
-    memory: GovernorMemory, limits: Limits, allowed: _Allowed, now_s: float
-) -> tuple[Budget, GovernorMemory]:
+def _decided(memory: GovernorMemory, limits: Limits, allowed: _Allowed, now_s: float) -> tuple[Budget, GovernorMemory]:
     energy, watch, cause, allowed_w = memory.energy, memory.watch, allowed.cause, allowed.steady_w
     idle_w = energy.idle_now_w
     full_w = energy.full_w(memory.lessons.working)

@@ -14,14 +14,11 @@ from ..simulator.series import series, sparkline
 from ..simulator.study import (
     FIXED_K,
     MOST_K_CHANGES,
-    OVER_C,
-    OVER_S,
-    POWER_SHARE,
     Finding,
     Floor,
     summed_up,
 )
-from ..simulator.verdict import Verdict
+from ..simulator.verdict import OVER_C, OVER_S, POWER_SHARE, Verdict
 
 _COLUMNS = 60
 _TOLD_CHANGES = 12

@@ -11,6 +11,10 @@ import numpy as np
 from .loop import Trace
 
 WINDOW_S = 10.0
+OVER_C, OVER_S = 1.0, 5.0
+"""What may happen to a temperature limit,"""
+POWER_SHARE = 1.03
+"""and to a power cap, for they are kept by somebody who does not know the plant."""
 _GRID_S = 0.25
 _CHANGES_S = 60.0
 
@@ -25,6 +29,8 @@ class Verdict:
     """The worst mean over ten seconds, relative to that of the cap; ``None`` without a cap."""
     tokens_per_s: float
     """Since there was work."""
+    kept_tokens_per_s: float
+    """The same, of the tokens alone that were made while limits were kept, as far as a study asks for that."""
     joules_per_token: float | None
     k_changes_per_minute: float
     """The mean,"""
@@ -57,6 +63,7 @@ def judged(trace: Trace) -> Verdict:
         over_s,
         _worst_window(trace),
         tokens / worked_s,
+        _kept_tokens(trace, times, degrees) / worked_s,
         joules / tokens if tokens else None,
         mean,
         most,
@@ -78,21 +85,35 @@ def _longest(times: np.ndarray, over: np.ndarray) -> float:
     return longest_s
 
 
+def _kept_tokens(trace: Trace, times: np.ndarray, degrees: np.ndarray) -> float:
+    kept = np.ones(len(times), dtype=bool)
+    if trace.scenario.temperature_c is not None:
+        kept &= degrees <= trace.scenario.temperature_c + OVER_C
+    ends, shares = _windows(trace)
+    if len(ends):
+        kept &= np.interp(times, ends, shares, left=0.0) <= POWER_SHARE
+    tokens = np.array([moment.tokens for moment in trace.moments])
+    return float((np.diff(tokens, prepend=0) * kept).sum())
+
+
 def _worst_window(trace: Trace) -> float | None:
-    """Windows in which there was a cap all the time."""
+    _, shares = _windows(trace)
+    return float(shares.max()) if len(shares) else None
+
+
+def _windows(trace: Trace) -> tuple[np.ndarray, np.ndarray]:
+    """[n] ends and [n] mean powers, relative to that of the cap, of the windows in which there was one all the time."""
     moments = trace.moments
     grid = np.arange(0.0, moments[-1].time_s, _GRID_S)
     joules = np.interp(grid, [moment.time_s for moment in moments], [moment.joules for moment in moments])
     caps = [trace.scenario.cap_mw(time_s) for time_s in grid]
     known = np.array([cap is not None for cap in caps])
-    if not known.any():
-        return None
     allowed = np.concatenate([[0.0], np.cumsum([(cap or 0) / 1e3 * _GRID_S for cap in caps])])[:-1]
     lack = np.concatenate([[0], np.cumsum(~known)])[:-1]
     width = round(WINDOW_S / _GRID_S)
     drawn, may = joules[width:] - joules[:-width], allowed[width:] - allowed[:-width]
     whole = lack[width:] == lack[:-width]
-    return float((drawn[whole] / may[whole]).max()) if whole.any() else None
+    return grid[width:][whole], drawn[whole] / may[whole]
 
 
 def _k_changes(trace: Trace) -> tuple[float, int]:
