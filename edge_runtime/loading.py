@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -265,6 +266,8 @@ def load_bundle(directory: Path, settings: LoadSettings) -> LoadedBundle:
     )
     target = OrtEngine(directory, manifest, TARGET, engine_settings)
     drafting = {role: _draft_engine(directory, manifest, role, engine_settings, target) for role in roles}
+    if settings.device == "cuda":
+        _let_pages_go(directory, manifest)
     # After the engines: their load is the peak of memory, and the tokenizer need not be part of it.
     tokenizer = Tokenizer(directory / manifest.tokenizer.file)
     return LoadedBundle(
@@ -278,6 +281,16 @@ def load_bundle(directory: Path, settings: LoadSettings) -> LoadedBundle:
         suffix_tokens=settings.suffix_tokens,
         suffix_shared=settings.suffix_shared,
     )
+
+
+def _let_pages_go(directory: Path, manifest: Manifest) -> None:
+    """The device has copies: what the kernel keeps of the files only crowds out what is allocated there next."""
+    for name in {name for model in manifest.models.values() for name in model.weights}:
+        handle = os.open(directory / name, os.O_RDONLY)
+        try:
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(handle)
 
 
 def _draft_engine(

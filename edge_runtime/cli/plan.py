@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from ..bench.residence import measure
 from ..boards import BOARDS, board_named
 from ..bundle import Manifest, read_manifest
 from ..config import BudgetConfig, Config, EngineConfig, Overrides, read_config
@@ -16,6 +17,7 @@ from ..errors import ConfigError
 from ..loading import load_of
 from ..memory import Load, Needs, Plan, Room, shown
 from ..memory import plan as plan_memory
+from ..resident import Resident
 from ..schema import plain
 from ..server.preparing import board_room, machine_room, settings_of
 
@@ -51,8 +53,14 @@ _MISFIT = 1
     type=click.Path(path_type=Path),
     help="Configuration of the daemon, whose engine and budget are planned; options go first.",
 )
+@click.option(
+    "--measure",
+    "measured",
+    is_flag=True,
+    help="Also load it here, in a process of its own, and show the peak beside the plan's.",
+)
 @click.option("--json", "as_json", is_flag=True, help="All of it, as a JSON object.")  # fmt: skip
-def plan(bundle: Path | None, board: str, config_path: Path | None, as_json: bool, **given: Any) -> int:
+def plan(bundle: Path | None, board: str, config_path: Path | None, measured: bool, as_json: bool, **given: Any) -> int:
     """What a bundle takes of a device's memory, and what to change where it does not fit.
 
     Exit code 0: it fits; 1: it does not; 2: something that was given is wrong.
@@ -61,10 +69,13 @@ def plan(bundle: Path | None, board: str, config_path: Path | None, as_json: boo
     engine = replace(config.engine, **{key: value for key, value in given.items() if value is not None})
     manifest = read_manifest(Path(config.bundle))
     found = plan_memory(manifest, load_of(manifest, settings_of(engine)), _room(board, config.budget))
+    seen = measure(replace(config, engine=engine)) if measured else None
     if as_json:
-        click.echo(json.dumps({"fits": found.fits, **plain(found), **_sums(found)}, indent=2))
+        told = {"fits": found.fits, **plain(found), **_sums(found), "measured": plain(seen)}
+        click.echo(json.dumps(told, indent=2))
     else:
         _show(manifest, found)
+        _show_measured(found.needs, seen)
     return 0 if found.fits else _MISFIT
 
 
@@ -129,6 +140,16 @@ def _show(manifest: Manifest, found: Plan) -> None:
     console.print(f"It does not fit: {shown(needs.peak - room.allowed)} too much. What would change that:")
     for change in found.changes:
         console.print(f"  {change.what}: {shown(change.peak)}, {'fits' if change.fits else 'does not fit'}")
+
+
+def _show_measured(needs: Needs, seen: Resident | None) -> None:
+    if seen is None:
+        return
+    planned = max(needs.loading, needs.loaded)
+    click.echo(
+        f"Measured: peak {shown(seen.peak)} resident ({shown(seen.anonymous)} of it its own, the rest mapped), without "
+        f"grammars; planned {shown(planned)}, {100 * (planned / seen.peak - 1):+.1f}%."
+    )
 
 
 def _allowed(room: Room) -> str:

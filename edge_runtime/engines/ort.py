@@ -60,7 +60,7 @@ class OrtEngine:
             trees=model.trees and settings.device == "cpu" and not settings.deterministic,
         )
         self._cuda = settings.device == "cuda"
-        self._table = {} if self._cuda else _shared_table(directory, model, target)
+        self._table = {} if self._cuda else _shared_table(directory, model, settings, target)
         known = None if target is None else target._sessions
         self._sessions: Sessions = open_sessions(directory, model, settings, self._table, known)
         screen = model.screen if settings.head == "screened" else None
@@ -215,11 +215,13 @@ def _refuse_other_slots(role: str, settings: OrtSettings, target: EngineInfo) ->
         raise ValueError(f"the {role} model shares {wanted}, not {settings.slots} of {settings.capacity}")
 
 
-def _shared_table(directory: Path, model: Model, target: OrtEngine | None) -> dict[str, onnxruntime.OrtValue]:
+def _shared_table(
+    directory: Path, model: Model, settings: OrtSettings, target: OrtEngine | None
+) -> dict[str, onnxruntime.OrtValue]:
     """The target's mapping where it is of the same bytes."""
     if target is not None and model.table and model.table == target._model.table:
         return target._table
-    return map_table(directory, model)
+    return map_table(directory, model, settings)
 
 
 def _read_token_ids(directory: Path, model: Model) -> NDArray[np.int64] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -76,8 +77,11 @@ def refuse_missing_provider(device: str) -> None:
         raise ConfigError(f"device {device!r}: this onnxruntime has no {_PROVIDERS[device]}")
 
 
-def map_table(directory: Path, model: Model) -> dict[str, onnxruntime.OrtValue]:
-    """The embedding, mapped once: left to themselves, two sessions map it twice, and both count."""
+def map_table(directory: Path, model: Model, settings: OrtSettings) -> dict[str, onnxruntime.OrtValue]:
+    """The embedding, mapped once: left to themselves, two sessions map it twice, and both count.
+
+    With caches that are paid for at load it is read then too: its rows would come in one by one, in the first minutes.
+    """
     import onnxruntime
 
     values = {}
@@ -86,6 +90,8 @@ def map_table(directory: Path, model: Model) -> dict[str, onnxruntime.OrtValue]:
             mapped = np.memmap(directory / tensor.file, tensor.dtype, "r", tensor.offset, tensor.shape)
         except (OSError, ValueError, OverflowError) as problem:
             raise BundleError(f"{directory / tensor.file}: {tensor.name} cannot be mapped: {problem}") from None
+        if settings.cache == "at-load":
+            mapped.reshape(-1).view(np.uint8)[:: mmap.PAGESIZE].max(initial=0)
         values[tensor.name] = onnxruntime.OrtValue.ortvalue_from_numpy(mapped)
     return values
 
