@@ -191,6 +191,11 @@ class Model:
         return any(line.graph == "body" and line.name == "position_ids" for line in self.io)
 
     @property
+    def feeds_chunks(self) -> bool:
+        """Whether it has a cache of its own, which a prompt fills chunk by chunk."""
+        return self.shares is None and bool(self.layers)
+
+    @property
     def head_rows(self) -> int:
         """Width of what the head hands to its readout."""
         return self.vocab_size if self.centroids is None else self.centroids

@@ -270,7 +270,7 @@ def _head_rows(model: Model, load: Load, role: str) -> int:
 
 def _scratch(model: Model, graphs: Iterable[GraphNeeds], load: Load, role: str) -> int:
     """What exists at a time while a prefill chunk, a verification and its readout run."""
-    rows, row = max(load.rows, 2), model.hidden_size * FLOAT
+    rows, row = max(load.rows, 2) if model.feeds_chunks else 1, model.hidden_size * FLOAT
     widest = max((one.widest for one in graphs if one.attention_heads), default=0) * FLOAT
     heads = max((one.attention_heads for one in graphs), default=0)
     body = int(rows * (_OF_WIDEST * widest + _OF_HIDDEN * row))

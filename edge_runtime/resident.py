@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,9 @@ class Resident:
 
 
 def resident() -> Resident:
-    fields = {}
-    for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
-        key, _, value = line.partition(":")
-        if key in ("VmHWM", "VmRSS", "RssAnon"):
-            fields[key] = int(value.split()[0]) * 1024
-    return Resident(fields.get("VmHWM", 0), fields.get("VmRSS", 0), fields.get("RssAnon", 0))
+    fields = _numbers(Path("/proc/self/status"))
+    peak, now, anonymous = (1024 * fields.get(name, 0) for name in ("VmHWM:", "VmRSS:", "RssAnon:"))
+    return Resident(peak, now, anonymous)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +38,43 @@ class MachineMemory:
 
 
 def machine_memory(root: Path = Path("/")) -> MachineMemory | None:
-    """``None`` where it is not told."""
-    fields = {}
+    """Within what the control groups of this process allow it; ``None`` where it is not told."""
+    fields = _numbers(root / "proc/meminfo")
+    if "MemTotal:" not in fields or "MemAvailable:" not in fields:
+        return None
+    total, available = fields["MemTotal:"] * 1024, fields["MemAvailable:"] * 1024
+    for limit, left in _group_limits(root):
+        total, available = min(total, limit), min(available, left)
+    return MachineMemory(total, available)
+
+
+def _group_limits(root: Path) -> Iterator[tuple[int, int]]:
+    """(limit, what is left of it) of each control group around this process that has one (version 2)."""
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        if not line.startswith("0::/"):
+            continue
+        mount = root / "sys/fs/cgroup"
+        group = mount / line.removeprefix("0::/")
+        for folder in (group, *group.parents):
+            limit, used = _text(folder / "memory.max").strip(), _text(folder / "memory.current").strip()
+            if limit.isdecimal() and used.isdecimal():
+                # Pages of files are counted as used, and give way.
+                yield int(limit), max(0, int(limit) - int(used) + _numbers(folder / "memory.stat").get("file", 0))
+            if folder == mount:
+                break
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """First word -> number behind it."""
+    rows = [line.split() for line in _text(path).splitlines()]
+    return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdecimal()}
+
+
+def _text(path: Path) -> str:
     try:
-        for line in (root / "proc/meminfo").read_text(encoding="ascii", errors="replace").splitlines():
-            key, _, value = line.partition(":")
-            if key in ("MemTotal", "MemAvailable"):
-                fields[key] = int(value.split()[0]) * 1024
-    except (OSError, ValueError, IndexError):
-        return None
-    if len(fields) < 2:
-        return None
-    return MachineMemory(fields["MemTotal"], fields["MemAvailable"])
+        return path.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
 
 
 def peak_resident_bytes() -> int:

@@ -104,6 +104,11 @@ def prepare(config: Config, beside: int = 0) -> Model:
         refuse_beyond(read_manifest(Path(config.bundle)), config, room, beside)
     loaded = load_bundle(Path(config.bundle), settings_of(config.engine))
     try:
+        # Ahead of all that is smaller, which then fits into what this has left.
+        _run_widest(loaded.target, loaded.target.info.max_rows, loaded.max_head_rows)
+        for role, one in loaded.drafting.items():
+            rows = one.info.max_rows if loaded.manifest.model(role).feeds_chunks else 1
+            _run_widest(one, rows, max(2, one.info.fan_out))
         engine = config.engine
         strategy = strategy_named(engine.strategy)
         decoder = loaded.decoder(engine.drafter, length_policy(str(engine.k)), strategy=strategy)
@@ -136,21 +141,19 @@ def _forget(loaded: LoadedBundle, decoder: Decoder, slots: Sequence[int]) -> Non
     give_back()
 
 
-def _run_widest(engine: Engine) -> None:
-    """What it computes in grows with the widest forward so far: here, and then no more."""
+def _run_widest(engine: Engine, rows: int, head_rows: int) -> None:
+    """What it computes in grows with the widest forward and readout so far: here, and then no more."""
     info = engine.info
-    count = min(info.max_rows, info.capacity)
+    count = min(rows, info.capacity)
     width = info.hidden_input
     hidden = None if width is None else np.zeros((count, width), np.float32)
     engine.forward(StepInput(0, np.zeros(count, np.int64), 0, None, hidden))
+    engine.head(HeadRequest(0, min(head_rows, count * info.fan_out)))
 
 
 def _warm_up(loaded: LoadedBundle, served: Served) -> None:
     """A real answer, so that the first client meets nothing that is done for the first time. Raises ``EdgeError``."""
     info = loaded.target.info
-    for engine in (*loaded.drafting.values(), loaded.target):
-        _run_widest(engine)
-    loaded.target.head(HeadRequest(0, min(loaded.max_head_rows, info.max_rows, info.capacity)))
     prompt = loaded.tokenizer.encode(_WARM_UP)[: max(1, info.capacity - _WARM_UP_TOKENS)]
     session = Session(info, prompt, SamplingParams(temperature=0.0), max_tokens=_WARM_UP_TOKENS)
     for _ in Generation(served.decoder, session, TextStream(served.piece_bytes)):
