@@ -70,8 +70,8 @@ class Lessons:
     """Mean K of the last interval with steps."""
     alike: int = 0
     """Intervals before this one that were like it."""
-    drawn: tuple[tuple[float, float], ...] = ()
-    """(seconds, watts) of the last intervals, the latest last."""
+    excess: tuple[tuple[float, float], ...] = ()
+    """(seconds, watts above the cap of then) of the last intervals, the latest last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ def govern(
     if limits.power_mw is None and limits.temperature_c is None:
         return Budget(), _turned(replace(memory, power=None), "unmonitored", Budget().reason, now_s)
     if sample is not None and (memory.sample_s is None or sample.time_s > memory.sample_s):
-        memory = _heard(memory, sample, activity, now_s)
+        memory = _heard(memory, limits, sample, activity, now_s)
     blind = _blind(memory, limits, now_s)
     if blind:
         return _stale(memory, limits, blind, now_s)
@@ -127,7 +127,7 @@ def govern(
     return _decided(memory, limits, _Allowed(min(heat_w, cap_w), min(heat_w, _paid_back(memory, cap_w)), cause), now_s)
 
 
-def _heard(memory: GovernorMemory, sample: Sample, activity: Activity, now_s: float) -> GovernorMemory:
+def _heard(memory: GovernorMemory, limits: Limits, sample: Sample, activity: Activity, now_s: float) -> GovernorMemory:
     """What a new sample teaches."""
     power_w, power_s, lessons = memory.power_w, memory.power_s, memory.lessons
     if sample.power_mw is not None:
@@ -136,7 +136,8 @@ def _heard(memory: GovernorMemory, sample: Sample, activity: Activity, now_s: fl
         # Never read, so what steps draw is a matter of speaking.
         power_w = _NOMINAL_IDLE_W + _NOMINAL_BUSY_W * lessons.rates.duty
     read = sample.power_mw is not None or power_s is None
-    interval, lessons = _averaged(memory.interval, lessons, power_w if read else None, activity, now_s)
+    cap_w = _aim(lessons.energy, limits)
+    interval, lessons = _averaged(memory.interval, lessons, power_w if read else None, cap_w, activity, now_s)
     thermal, temperature_s, zone, hottest = memory.thermal, memory.temperature_s, memory.zone, sample.hottest
     if hottest is not None:
         if thermal is None or temperature_s is None or sample.time_s - temperature_s > _FORGOTTEN_S:
@@ -152,10 +153,10 @@ def _heard(memory: GovernorMemory, sample: Sample, activity: Activity, now_s: fl
 
 
 def _averaged(
-    interval: Interval | None, lessons: Lessons, power_w: float | None, activity: Activity, now_s: float
+    interval: Interval | None, lessons: Lessons, power_w: float | None, cap_w: float, activity: Activity, now_s: float
 ) -> tuple[Interval, Lessons]:
     if interval is None or now_s - interval.began_s > _FORGOTTEN_S:
-        return Interval(now_s, activity), replace(lessons, rates=Rates(), drawn=())
+        return Interval(now_s, activity), replace(lessons, rates=Rates(), excess=())
     if power_w is not None:
         interval = Interval(interval.began_s, interval.activity, interval.sum_w + power_w, interval.readings + 1)
     seconds, before = now_s - interval.began_s, interval.activity
@@ -176,16 +177,16 @@ def _averaged(
         rates if rates.duty > 0.0 else lessons.working,
         (activity.drafts - before.drafts) / steps if steps else lessons.drafts_a_step,
         alike,
-        _recent((*lessons.drawn, (seconds, mean_w))),
+        _recent((*lessons.excess, (seconds, mean_w - cap_w))),
     )
 
 
-def _recent(drawn: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
-    total_s, first = 0.0, len(drawn)
+def _recent(excess: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
+    total_s, first = 0.0, len(excess)
     while first and total_s < _WINDOW_S:
         first -= 1
-        total_s += drawn[first][0]
-    return drawn[first:]
+        total_s += excess[first][0]
+    return excess[first:]
 
 
 # What is allowed
@@ -206,11 +207,11 @@ def _aim(energy: EnergyModel, limits: Limits) -> float:
 
 
 def _paid_back(memory: GovernorMemory, cap_w: float) -> float:
-    drawn = memory.lessons.drawn
-    total_s = sum(seconds for seconds, _ in drawn)
+    excess = memory.lessons.excess
+    total_s = sum(seconds for seconds, _ in excess)
     if not total_s or cap_w == math.inf:
         return cap_w
-    over_w = sum(seconds * (watts - cap_w) for seconds, watts in drawn) / total_s
+    over_w = sum(seconds * watts for seconds, watts in excess) / total_s
     # What readings err by is no excess.
     over_w -= 2.0 * memory.energy.residual_w / math.sqrt(max(1.0, total_s))
     return cap_w - max(0.0, over_w) * total_s / (10.0 - _WINDOW_S)

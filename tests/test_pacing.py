@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edge_runtime.budget import Budget, StepPower
 from edge_runtime.cost import CostTable, best_k, cost_lines, price, step_seconds, stop_below, under_power
-from edge_runtime.pacing import most_drafts, pace_s
+from edge_runtime.pacing import most_drafts, pace_s, uneven
 
 TABLE = CostTable(body_s=(0.02, 0.021, 0.022, 0.023, 0.024), head_s=(0.004, 0.0045, 0.005), draft_s=0.004)
 POWER = StepPower(allowed_w=10.0, idle_w=4.0, busy_w=16.0, row_j=0.02, draft_j=0.03)
@@ -93,3 +93,12 @@ def test_k_as_far_as_the_budget_goes() -> None:
     assert most_drafts(5, Budget()) == 5
     assert most_drafts(5, Budget(max_draft_tokens=2)) == 2
     assert most_drafts(1, Budget(max_draft_tokens=2)) == 1
+
+
+def test_uneven_waits_are_right_in_the_mean_and_never_alike() -> None:
+    waits = [uneven(0.1, turn) for turn in range(1, 9)]
+    assert sum(waits) / len(waits) == pytest.approx(0.1, rel=0.1)
+    assert len({round(wait, 4) for wait in waits}) == len(waits)
+    assert min(waits) >= 0.05 and max(waits) < 0.15
+    assert uneven(0.0, 3) == 0.0
+    assert uneven(math.inf, 3) == math.inf

@@ -49,11 +49,11 @@ _DEFAULT_MINUTES = 20.0
 def simulate(**given: Any) -> None:
     """Run the governor against a simulated board, or against many random plants. Nothing here was measured."""
     console = Console(width=None if sys.stdout.isatty() else 100)
+    if given["plants"] is not None and given["plot_path"] is not None:
+        raise click.UsageError("--plot draws one run, and --plants makes many")
     if given["plot_path"] is not None:
         check_plot(given["plot_path"])
     if given["plants"] is not None:
-        if given["plot_path"] is not None:
-            raise click.UsageError("--plot draws one run, and --plants makes many")
         held = _many(console, given)
     else:
         held = _one(console, given)

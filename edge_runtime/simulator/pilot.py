@@ -11,7 +11,7 @@ from ..budget import Activity, Budget, Limits
 from ..cost import Choice, CostTable, best_k, dense_by_rows, price, under_power
 from ..estimate import AcceptanceEstimate, observe
 from ..governor import GovernorMemory, govern
-from ..pacing import most_drafts, pace_s
+from ..pacing import most_drafts, pace_s, uneven
 from ..row_cost import CostEstimate, observe_cost
 from ..telemetry.sample import Sample
 from .plant import StepCost
@@ -118,7 +118,7 @@ class Governed:
                 self._draft = observe_cost(self._draft, 1, step.cost.draft_s / step.k)
 
     def wait_s(self, step: Took) -> float:
-        return pace_s(step.cost.seconds, step.k + 1, step.k, self.budget)
+        return uneven(pace_s(step.cost.seconds, step.k + 1, step.k, self.budget), self._steps)
 
     def _choice(self, k_max: int) -> Choice:
         table = under_power(self._table(), self.budget.power)

@@ -266,7 +266,7 @@ class Plant:
             self.die_c += dt * (drawn_w - inner_w) / cooling.die_j_per_c
             self.sink_c += dt * (inner_w - outer_w) / cooling.sink_j_per_c
             self.fan += (cooling.fan_wanted(self.die_c) - self.fan) * dt / (cooling.fan_lag_s + dt)
-            share = dt / (smoothing_s + dt)
+            share = 1.0 - math.exp(-dt / smoothing_s)
             self._sensor_w += (drawn_w - self._sensor_w) * share
             self._duty += (busy - self._duty) * share
             self.joules += drawn_w * dt

@@ -81,7 +81,7 @@ def _longest(times: np.ndarray, over: np.ndarray) -> float:
             since_s = math.nan
         else:
             since_s = time_s if math.isnan(since_s) else since_s
-            longest_s = max(longest_s, time_s - since_s)
+            longest_s = max(longest_s, float(time_s - since_s))
     return longest_s
 
 

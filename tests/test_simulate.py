@@ -1,0 +1,156 @@
+"""Governor against plant, in small: a dozen random plants, the search that it is compared with, and the command."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from edge_runtime.cli import main
+from edge_runtime.simulator.loop import simulated
+from edge_runtime.simulator.pilot import Constant, Governed
+from edge_runtime.simulator.scenario import MOST_DRAFTS, Scenario, board_scenario, random_scenario
+from edge_runtime.simulator.search import best_constant
+from edge_runtime.simulator.series import series, sparkline
+from edge_runtime.simulator.study import Floor, floors, found, study, summed_up
+from edge_runtime.simulator.verdict import judged
+
+SEEDS, SECONDS = range(1, 13), 90.0
+
+
+def _closed_box(seconds: float, temperature_c: float = 85.0, ambient_c: float = 62.0) -> Scenario:
+    """Too warm for work without a pause."""
+    return board_scenario("orin-nano-8", ambient_c, seconds, temperature_c, None, seed=3)
+
+
+def test_a_dozen_random_plants_are_kept_within_their_limits() -> None:
+    findings = study(SEEDS, SECONDS)
+    asked = {floor.name: floor for floor in floors(findings)}
+    # The whole study runs for twenty minutes a plant; what is learnt in the first one weighs more here.
+    throughput = [one for one in findings if one.kind == "ordinary" and one.of_the_best < 0.88]
+    assert not throughput, throughput
+    for name, floor in asked.items():
+        assert floor.held or name.startswith("throughput"), floor
+    assert summed_up(findings).plants == len(SEEDS)
+
+
+def test_a_temperature_is_held_at_its_limit_and_not_far_below() -> None:
+    scenario = _closed_box(400.0)
+    pilot = Governed(MOST_DRAFTS)
+    verdict = judged(trace := simulated(scenario, pilot))
+    assert verdict.over_c is not None and -1.0 < verdict.over_c < 0.5
+    assert verdict.throttled_share == 0.0
+    late = [moment.temperature_c for moment in trace.moments if moment.time_s > 300.0]
+    assert max(late) - min(late) < 0.6
+    assert "warm" in {state for _, state, _ in trace.changes}
+    assert all(reason for _, _, reason in trace.changes)
+
+
+def test_without_a_governor_the_hardware_throttles() -> None:
+    verdict = judged(simulated(_closed_box(400.0, ambient_c=74.0), Constant(4)))
+    assert verdict.over_c is not None and verdict.over_c > 10.0
+    assert verdict.throttled_share > 0.05
+    assert verdict.kept_tokens_per_s < verdict.tokens_per_s
+
+
+def test_where_nothing_can_hold_it_ends_in_critical() -> None:
+    scenario = replace(_closed_box(120.0), caps=((0.0, 20_000), (60.0, 3_000)), temperature_c=None)
+    finding = found(scenario)
+    assert finding.kind == "impossible"
+    assert finding.governed.critical_at_end
+    warm = found(replace(_closed_box(60.0), temperature_c=64.0))
+    assert warm.kind == "impossible" and warm.governed.critical_at_end
+
+
+@pytest.mark.parametrize("seed", [2, 3, 9])
+def test_what_the_search_claims_the_plant_confirms(seed: int) -> None:
+    """Within what a text's luck is worth; limits to the tolerances of one step."""
+    scenario = random_scenario(seed, 240.0)
+    best = best_constant(scenario)
+    verdict = judged(simulated(scenario, Constant(best.k, best.stretch)))
+    assert verdict.tokens_per_s * (240.0 - scenario.lead_in_s) == pytest.approx(best.tokens, rel=0.04)
+    assert verdict.over_c is None or verdict.over_c < 0.3
+    assert verdict.power_share is None or verdict.power_share < 1.02
+    if best.stretch > 1.05:
+        faster = judged(simulated(scenario, Constant(best.k, 0.93 * best.stretch)))
+        over = (faster.over_c or -1.0) > 0.0, (faster.power_share or 0.0) > 1.0
+        assert any(over)
+
+
+def test_a_run_is_the_same_twice() -> None:
+    scenario = random_scenario(5, 40.0)
+    one, other = (simulated(scenario, Governed(MOST_DRAFTS)).moments for _ in range(2))
+    assert one == other
+
+
+def test_series_and_sparklines() -> None:
+    trace = simulated(random_scenario(5, 40.0), Constant(2))
+    data = series(trace, 4.0)
+    assert len(data.minutes) == 10
+    assert max(data.tokens_per_s) > 0.0 and data.tokens_per_s[0] == 0.0
+    assert sparkline([0.0, 0.5, 1.0, 2.0], 0.0, 1.0) == " ▄██"
+    assert sparkline([3.0], 3.0, 3.0) == " "
+
+
+def test_a_floor_says_who_misses_it() -> None:
+    assert Floor("x", "y", "1", 3, ()).held
+    assert not Floor("x", "y", "1", 3, (4,)).held
+
+
+# The command
+
+
+def _simulate(*options: str) -> Result:
+    return CliRunner().invoke(main, ["simulate", *options])
+
+
+def test_the_command_shows_one_board(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "run.json"
+    done = _simulate("--minutes", "1", "--ambient", "45", "--power-limit", "11", "--json", str(path), "--strict")
+    assert done.exit_code == 0, done.output
+    assert "SIMULATION, no board was measured" in done.output
+    assert "mean power over 10 s" in done.output and "NOT HELD" not in done.output
+    written = json.loads(path.read_text(encoding="utf-8"))
+    assert written["verdict"]["power_share"] <= 1.03
+    assert len(written["moments"]) > 200
+
+
+def test_the_command_shows_what_an_ungoverned_board_does() -> None:
+    done = _simulate("--minutes", "1", "--power-limit", "8", "--without-governor", "--strict")
+    assert done.exit_code == 1
+    assert "NOT HELD" in done.output and "K=4 without a" in done.output
+
+
+def test_the_command_studies_many_plants(tmp_path: Path) -> None:
+    path = tmp_path / "study.json"
+    done = _simulate("--plants", "2", "--minutes", "0.5", "--json", str(path))
+    assert done.exit_code == 0, done.output
+    assert "2 random plants (seeds 1 to 2)" in done.output and "of the best constant" in done.output
+    written = json.loads(path.read_text(encoding="utf-8"))
+    assert [plant["seed"] for plant in written["plants"]] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--board", "orin-nano-9"), "did you mean"),
+        (("--plants", "2", "--plot", "x.svg"), "--plants makes many"),
+        (("--minutes", "0"), "--minutes"),
+        (("--plot", "x.txt"), "must end in"),
+    ],
+)
+def test_the_command_refuses_in_one_line(options: tuple[str, ...], words: str) -> None:
+    done = _simulate(*options)
+    assert done.exit_code == 2
+    assert words in done.output and "Traceback" not in done.output
+
+
+def test_a_picture_of_a_run(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the plot extra is not installed")
+    path = tmp_path / "run.svg"
+    done = _simulate("--minutes", "0.5", "--plot", str(path))
+    assert done.exit_code == 0, done.output
+    assert "no board was measured" in path.read_text(encoding="utf-8")
