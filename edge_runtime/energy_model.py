@@ -35,8 +35,6 @@ _PRIOR_S = (0.05, 0.2, 1.0, 1.0)
 _ALIKE = 0.2
 """Change of a rate, relative to 1 or to what it was, up to which two intervals are alike."""
 
-_Four = tuple[float, float, float, float]
-
 
 @dataclass(frozen=True, slots=True)
 class Rates:
@@ -59,9 +57,9 @@ class Rates:
 class EnergyModel:
     """Weighted sums of least squares, and what follows from them. Watts."""
 
-    normal: tuple[_Four, ...] = ((0.0,) * 4,) * 4
+    normal: tuple[tuple[float, ...], ...] = ((0.0,) * 4,) * 4
     """[4, 4] sum of weight x rate x rate."""
-    right: _Four = (0.0, 0.0, 0.0, 0.0)
+    right: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
     """[4] sum of weight x rate x power."""
     idle_w: float = 0.0
     """Without the offset."""

@@ -122,7 +122,7 @@ def plants_line(findings: Sequence[Finding]) -> Text:
     )
     if found.of_the_throttled is not None:
         lines.append(
-            f"There the governor's throughput is {found.of_the_throttled:.3f} of it in the geometric mean, and more in "
-            f"{found.throttled_and_slower} plants."
+            f"There the governor makes {found.of_the_throttled:.2f} of its tokens in the geometric mean (and more in "
+            f"{found.throttled_and_slower}), if those count that it makes beyond the limits."
         )
     return Text("\n".join(lines))

@@ -10,8 +10,15 @@ import math
 import random
 from collections import deque
 from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..telemetry.sample import CoolingDevice, GpuReading, Sample, Throttling, Zone
+
+Number = TypeVar("Number", float, NDArray[np.float64])
+"""One plant, or many settings of it at once."""
 
 _LONGEST_S = 0.25
 """Of one sum of the thermal equations: a tenth of the fastest mass."""
@@ -44,15 +51,15 @@ class Cooling:
     fan_full_c: float = 80.0
     fan_lag_s: float = 5.0
 
-    def flows(self, die_c: float, sink_c: float, fan: float) -> tuple[float, float]:
-        """Watts from the die to the sink, and from the sink to the air. Of arrays as well."""
+    def flows(self, die_c: Number, sink_c: Number, fan: Number) -> tuple[Number, Number]:
+        """Watts from the die to the sink, and from the sink to the air."""
         return (
             (die_c - sink_c) / self.die_c_per_w,
             (sink_c - self.ambient_c) * (1.0 + self.fan_gain * fan) / self.sink_c_per_w,
         )
 
-    def fan_wanted(self, die_c: float) -> float:
-        """0 to 1. Of arrays as well."""
+    def fan_wanted(self, die_c: Number) -> Number:
+        """0 to 1."""
         share = (die_c - self.fan_start_c) / (self.fan_full_c - self.fan_start_c)
         return 0.5 * (abs(share) - abs(share - 1.0) + 1.0)
 
@@ -77,9 +84,10 @@ class Electrics:
     low_voltage: float = 0.62
     """Of the highest voltage, at the lowest clock."""
 
-    def leakage(self, die_c: float) -> float:
-        """Watts. Of arrays as well."""
-        return self.leak_w * 2.0 ** ((die_c - 50.0) / self.leak_doubles_c)
+    def leakage(self, die_c: Number) -> Number:
+        """Watts."""
+        watts: Number = self.leak_w * 2.0 ** ((die_c - 50.0) / self.leak_doubles_c)
+        return watts
 
 
 @dataclass(frozen=True, slots=True)

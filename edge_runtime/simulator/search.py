@@ -94,7 +94,9 @@ def _hold(scenario: Scenario, stretch: Floats) -> NDArray[np.bool_]:
     seconds, joules = _steps(scenario)
     work_w = joules[:, None] / (seconds[:, None] * stretch)
     rest_c, sink_rest_c, fan_rest = resting(scenario.plant)
-    die, sink, fan = (np.full(stretch.shape, value) for value in (rest_c, sink_rest_c, fan_rest))
+    die: Floats = np.full(stretch.shape, rest_c)
+    sink: Floats = np.full(stretch.shape, sink_rest_c)
+    fan: Floats = np.full(stretch.shape, fan_rest)
     holds = np.ones(stretch.shape, dtype=bool)
     limit_c = scenario.temperature_c
     for tick in range(int(scenario.seconds / _TICK_S)):
