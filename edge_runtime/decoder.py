@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from .budget import Budget
 from .drafters.chooser import Chooser
 from .drafters.length import FixedLength, LengthPlan, LengthPolicy
 from .drafters.protocol import Drafter, NoDraft
@@ -80,6 +81,10 @@ class Decoder:
         self._max_head_rows = min(max_head_rows or info.max_rows, info.max_rows)
         self._clock = clock
         self._gather: Ids = np.zeros(info.max_rows, np.int64)
+
+    def govern(self, budget: Budget) -> None:
+        """What the next steps may draft, and the power that they are priced by. Cheap while it stays the same."""
+        self._drafting.govern(budget)
 
     def prefill(self, session: Session, progress: Progress | None = None) -> StepResult:
         """Everything that the cache lacks, then the first token; a valid ``kv_len`` > 0 saves its part.

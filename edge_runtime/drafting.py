@@ -13,11 +13,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from .budget import Budget
 from .drafters.chooser import Ask, Chooser, Offer
 from .drafters.length import LengthPlan, LengthPolicy
 from .drafters.protocol import NO_TOKENS, DraftContext, Drafter, DraftProposal, as_it_says
 from .drafters.several import Several
 from .engines.protocol import Engine, Floats, Ids
+from .pacing import most_drafts
 from .sampling import Distribution
 from .session import GRAMMAR, PREDICTION, Session, StepResult
 from .tree import Tree, chain_length
@@ -83,7 +85,16 @@ class Drafting:
         if isinstance(length, Chooser) and not isinstance(drafter, Several):
             raise ValueError("a chooser needs several drafters")
         self._drafter, self._length = drafter, length
+        self._budget = Budget()
         self._target, self._info, self._clock = target, target.info, clock
+
+    def govern(self, budget: Budget) -> None:
+        """From the next draft on."""
+        if budget is self._budget:
+            return
+        self._budget = budget
+        if isinstance(self._length, Chooser):
+            self._length.costs.govern(budget.power)
 
     def draft(self, session: Session) -> Draft | None:
         """For the next step of a session; its shaper, if any, stands behind the text.
@@ -92,9 +103,12 @@ class Drafting:
         """
         if session.max_draft_tokens == 0:
             return Draft(LengthPlan(0, "batched", "K=0: the request wants no drafts"))
+        if self._budget.max_draft_tokens == 0:
+            return Draft(LengthPlan(0, "batched", f"K=0: {self._budget.reason}"))
         most = max(0, min(session.room, self._info.max_rows) - 1)
         if session.max_draft_tokens is not None:
             most = min(most, session.max_draft_tokens)
+        most = most_drafts(most, self._budget)
         if session.warming is None:
             forced = self._forced(session, most)
             if forced is not None:

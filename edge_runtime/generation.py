@@ -90,6 +90,12 @@ class GenerationResult:
     """What ``health`` judges, and the shares of time."""
     sources: tuple[SourceFigures, ...] = ()
     """Who drafted what, by falling number of tokens."""
+    joules: float | None = None
+    """That the whole board took for it, idle power included; ``None``: nobody reads it."""
+
+    @property
+    def joules_per_token(self) -> float | None:
+        return None if self.joules is None or not self.tokens else self.joules / len(self.tokens)
 
     @property
     def notes(self) -> tuple[str, ...]:

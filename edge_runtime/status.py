@@ -114,6 +114,12 @@ class BoardStatus:
     gpu_clock_mhz: int | None = None
     throttle_state: str | None = None
     joules_per_token: float | None = None
+    """Of the last turns, waits and prompts included."""
+    joules: float | None = None
+    """Since the start, while power was read."""
+    power_mode: str | None = None
+    source: str | None = None
+    """Of the readings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +130,8 @@ class BudgetStatus:
     pace_s: float | None = None
     admit: bool | None = None
     reason: str | None = None
+    power_mw: int | None = None
+    """That steps are paced to."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ def test_what_is_shown() -> None:
     for words in (
         "ready  up 1 d 3 h", "gemma-3-270m (gemma3), context 2048, bundle 413 MB", "123.4 tok/s", "ttft 45.1/121 ms",
         "tpot 8.1/- ms", "2 running, 1 of 64 waiting", "finished 123  failed 1  cancelled 2  refused 3",
-        "812 MB of 3.00 GB, peak 900 MB", "temperature 61.5 °C  power 7.4 W  clock 612 MHz  throttle none",
+        "812 MB of 3.00 GB, peak 900 MB", "temperature 61.5 °C  power 7.4 W  clock 612 MHz  state none",
         "draft_model, on, K 2.3, acceptance 71%, length 2.40", "K=2: 1.2x", "1024 tokens, busy",
         "2048 tokens, idle 1 min 15 s", "0 tokens, free",
     ):  # fmt: skip
@@ -84,7 +84,7 @@ def test_positions_are_counted_as_people_do() -> None:
 
 def test_what_is_not_known_is_a_dash() -> None:
     shown = "\n".join(texts(STATUS))
-    assert "temperature -  power -  clock -  throttle -" in shown and "0 MB of -" in shown
+    assert "temperature -  power -  clock -  state -" in shown and "0 MB of -" in shown
     loading = replace(STATUS, state="loading", reason="the model is being loaded", model=None, slots=())
     shown = "\n".join(texts(loading))
     assert "loading" in shown and "the model is being loaded" in shown and "model  " not in shown

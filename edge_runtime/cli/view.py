@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
-from ..status import SlotStatus, Status
+from ..status import BudgetStatus, SlotStatus, Status
 from .output import shown
 
 _LABEL = 11
@@ -45,14 +45,20 @@ def _rows(status: Status, width: int) -> Iterator[Text]:
     yield _row("tokens", f"{speed.generated_tokens} made, {speed.prompt_tokens} read, {cached}")
     memory = status.memory
     used = _bar(memory.now_bytes, memory.budget_bytes, _bar_width(width)) if memory.budget_bytes else ""
-    budget = _bytes(memory.budget_bytes) if memory.budget_bytes else "-"
-    yield _row("memory", f"{used}{_bytes(memory.now_bytes)} of {budget}, peak {_bytes(memory.peak_bytes)}")
+    most = _bytes(memory.budget_bytes) if memory.budget_bytes else "-"
+    yield _row("memory", f"{used}{_bytes(memory.now_bytes)} of {most}, peak {_bytes(memory.peak_bytes)}")
     board = status.board
     yield _row(
         "board",
         f"temperature {_number(board.temperature_c, ' °C')}  power {_watts(board.power_mw)}  "
-        f"clock {_number(board.gpu_clock_mhz, ' MHz')}  throttle {board.throttle_state or '-'}",
+        f"clock {_number(board.gpu_clock_mhz, ' MHz')}  state {board.throttle_state or '-'}",
     )
+    if board.joules_per_token is not None:
+        yield _row("energy", f"{board.joules_per_token:.2f} J a token")
+    budget = status.budget
+    if budget.reason and board.throttle_state not in (None, "unmonitored"):
+        yield _row("allowed", _allowed(budget))
+        yield _row("", budget.reason)
     drafter = "-" if model is None else model.drafter
     yield _row(
         "drafting",
@@ -71,6 +77,13 @@ def _rows(status: Status, width: int) -> Iterator[Text]:
     for place, rate in enumerate(speculation.acceptance_by_position, 1):
         yield _row(f"  {_ordinal(place)}", f"{_bar(rate, 1.0, _bar_width(width))}{_percent(rate)}")
     yield from _slots(status.slots, 0 if model is None else model.context, width)
+
+
+def _allowed(budget: BudgetStatus) -> str:
+    k = "any K" if budget.num_draft_tokens is None else f"K <= {budget.num_draft_tokens}"
+    pace = "" if not budget.pace_s else f", {1e3 * budget.pace_s:.0f} ms between steps"
+    power = "" if budget.power_mw is None else f", {_watts(budget.power_mw)}"
+    return f"{k}{power}{pace}" + ("" if budget.admit else ", nothing is admitted")
 
 
 def _ordinal(number: int) -> str:

@@ -129,20 +129,29 @@ class _CompletionDetails:
 
 
 @dataclass(frozen=True, slots=True)
+class _Energy:
+    joules: float | None = None
+    joules_per_token: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class _Usage:
     prompt_tokens: int
     completion_tokens: int
     prompt_tokens_details: _PromptDetails | None = None
     completion_tokens_details: _CompletionDetails | None = None
+    energy: _Energy | None = None
 
     def flat(self) -> Usage:
-        details = self.completion_tokens_details or _CompletionDetails()
+        details, energy = self.completion_tokens_details or _CompletionDetails(), self.energy or _Energy()
         return Usage(
             self.prompt_tokens,
             self.completion_tokens,
             (self.prompt_tokens_details or _PromptDetails()).cached_tokens,
             details.accepted_prediction_tokens,
             details.rejected_prediction_tokens,
+            energy.joules,
+            energy.joules_per_token,
         )
 
 
@@ -218,9 +227,7 @@ def _joined(index: int, parts: list[Chunk]) -> Choice:
     calls: dict[int, ToolCall] = {}
     for part in (call for chunk in parts for call in chunk.tool_calls):
         before = calls.get(part.index, ToolCall("", "", ""))
-        calls[part.index] = ToolCall(
-            part.id or before.id, part.name or before.name, before.arguments + part.arguments
-        )
+        calls[part.index] = ToolCall(part.id or before.id, part.name or before.name, before.arguments + part.arguments)
     logprobs = [chunk.logprobs for chunk in parts if chunk.logprobs is not None]
     return Choice(
         index,

@@ -84,6 +84,9 @@ class Usage:
     """Of the prompt, not computed again."""
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
+    joules: float | None = None
+    """That the board took for it; ``None`` where nobody reads its power."""
+    joules_per_token: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from edge_runtime.cost import CostTable, dense_by_rows
+from edge_runtime.budget import StepPower
+from edge_runtime.cost import CostTable, dense_by_rows, under_power
 from edge_runtime.row_cost import CostEstimate, observe_cost, prime_cost
 
 from ..session import GRAMMAR, PREDICTION, StepResult
@@ -73,11 +74,19 @@ class StepCosts:
     def __init__(self, min_rows: int = 1) -> None:
         self._min_rows = min_rows
         self._buckets: dict[int, _Bucket] = {}
+        self._power: StepPower | None = None
 
     @property
     def known(self) -> bool:
         """Whether anything was measured."""
         return any(bucket.body.by_rows for bucket in self._buckets.values())
+
+    def govern(self, power: StepPower | None) -> None:
+        """Steps are priced by it from now on, waits included; the same object again changes nothing."""
+        if power is not self._power:
+            self._power = power
+            for bucket in self._buckets.values():
+                bucket.tables.clear()
 
     def prime(self, costs: MeasuredCosts, source: str = "") -> None:
         """Costs measured before the first text; the draft's are those of ``source``, if there is one."""
@@ -107,6 +116,7 @@ class StepCosts:
         table = bucket.tables.get((source, branches))
         if table is None and bucket.body.by_rows:
             table = replace(_table(bucket, bucket.drafts.get(source), self._min_rows), branches=branches)
+            table = under_power(table, self._power)
             bucket.tables[source, branches] = table
         return table
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..budget import Budget
 from ..drafters.protocol import NO_TOKENS
 from ..errors import Cancelled, DeadlineExceeded, EngineError, Unavailable
 from ..generation import Piece
@@ -16,11 +17,15 @@ from ..session import StepResult
 from ..status import RequestStatus
 from .admission import Admission
 from .entry import Entry, Line
+from .governing import BoardNow
 from .request import Failed, Finished, Limits, Request, Sink, Ticket
 from .served import Served
 from .snapshot import Snapshot
 from .tally import Tally
 from .turns import Turns
+
+_RETRY_S = 10.0
+"""What a client is told where the board says nothing of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,8 @@ class Book:
         """By number, until the last event was sent."""
         self.due_s: float | None = None
         """No deadline passes before."""
+        self.budget = Budget()
+        """What the board allows now."""
         self._pressure = NO_PRESSURE
         self._forgets = False
         self._running: dict[int, Entry] = {}
@@ -79,6 +86,8 @@ class Book:
             line = self._line(served)
             if self._pressure.level == "shed":
                 raise Unavailable(self._pressure.reason, self._pressure.retry_after_s)
+            if not self.budget.admit:
+                raise Unavailable(f"{self.budget.state}: {self.budget.reason}", self.budget.retry_after_s or _RETRY_S)
             self.admission.check([one.request.client for one in asked], line.slots.free)
         except Unavailable:
             self.tally.refused += len(asked)
@@ -130,7 +139,8 @@ class Book:
         for number in self.entries:
             self.doom(number, reason)
 
-    def work(self, now_s: float) -> Work:
+    def work(self, now_s: float, rests: bool = False) -> Work:
+        """``rests``: nobody may have a turn now."""
         ends = []
         for entry in self._doomed:
             if entry.doom is not None and not entry.ended:
@@ -143,8 +153,8 @@ class Book:
         retired = [line for line in self._lines if line is not self._current and not line.entries]
         self._lines = [line for line in self._lines if line not in retired]
         forgotten = self._forget()
-        start = self._start(now_s)
-        number = self._turns.next()
+        start = None if rests else self._start(now_s)
+        number = None if rests else self._turns.next()
         return Work(ends, retired, forgotten, start, None if number is None else self._running[number])
 
     def _forget(self) -> list[tuple[Line, list[int]]]:
@@ -251,7 +261,7 @@ class Book:
         lines, self._lines, self._running = self._lines, [], {}
         return list(self.entries.values()), lines
 
-    def snapshot(self, now_s: float, beat_s: float, idle: bool) -> Snapshot:
+    def snapshot(self, now_s: float, beat_s: float, idle: bool, board: BoardNow | None = None) -> Snapshot:
         tally = self.tally
         return Snapshot(
             model=self._current.served.name,
@@ -275,6 +285,7 @@ class Book:
             accepted_by_position=tuple(tally.totals.accepted_by_position),
             beat_s=beat_s,
             idle=idle,
+            board=board,
         )
 
 

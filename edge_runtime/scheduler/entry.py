@@ -48,10 +48,16 @@ class Entry:
     """When the first token was sent."""
     sent: int = 0
     """Tokens."""
+    joules: float | None = None
+    """That the board took in its turns and in the waits before them; ``None``: nobody reads it."""
     last: Finished | Failed | None = None
     """Event; it is out of queue and slot once there is one."""
     told: bool = False
     """Whether the sink has it."""
+
+    def charge(self, joules: float | None) -> None:
+        if joules is not None:
+            self.joules = (self.joules or 0.0) + joules
 
     @property
     def ended(self) -> bool:

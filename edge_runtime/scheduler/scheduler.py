@@ -11,13 +11,16 @@ import threading
 import time
 import traceback
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from ..drafting import Clock
 from ..errors import Cancelled, EdgeError, EngineError
 from ..pressure import Pressure
+from ..session import StepResult
 from .answer import check, generation
 from .book import Asked, Book
 from .entry import Entry, Line
+from .governing import LISTEN_S, Done, Governing
 from .request import Event, Failed, Finished, Limits, Request, Sink, Started, Ticket
 from .served import Served
 from .snapshot import Snapshot
@@ -29,8 +32,15 @@ _STOPS = "the daemon stops"
 class Scheduler:
     """Every method may be called from any thread; ``drain`` and ``close`` wait, and so not from a sink."""
 
-    def __init__(self, served: Served, limits: Limits, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self,
+        served: Served,
+        limits: Limits,
+        clock: Clock = time.monotonic,
+        governing: Governing | None = None,
+    ) -> None:
         self._clock = clock
+        self._governing = governing or Governing()
         self._changed = threading.Condition()
         """The lock; told of everything that may end somebody's wait."""
         self._book = Book(served, limits)
@@ -114,7 +124,7 @@ class Scheduler:
     def snapshot(self) -> Snapshot:
         """Cheap; at most a moment's wait for the engine thread's bookkeeping, never for an engine."""
         with self._changed:
-            return self._book.snapshot(self._clock(), self._beat_s, self._idle)
+            return self._book.snapshot(self._clock(), self._beat_s, self._idle, self._governing.now())
 
     def _empty(self) -> bool:
         return not self._book.entries
@@ -135,13 +145,17 @@ class Scheduler:
         """Everything that is due, and one turn. False: closed, and nobody is there any more."""
         with self._changed:
             now_s = self._beat_s = self._clock()
-            work = self._book.work(now_s)
+            governing, there = self._governing, bool(self._book.entries)
+            self._book.budget = governing.ask(now_s, there)
+            rests_s = governing.rests_s(now_s)
+            work = self._book.work(now_s, rests=rests_s > 0.0)
             if work.idle:
-                if self._closing:
+                if self._closing and not (there and rests_s > 0.0):
                     return False
-                due_s = self._book.due_s
-                self._idle = True
-                self._changed.wait(None if due_s is None else max(0.0, due_s - now_s))
+                if not there:
+                    governing.idles()
+                self._idle = not (there and rests_s > 0.0)
+                self._changed.wait(self._patience_s(now_s, rests_s if there else 0.0))
                 self._idle = False
                 return True
         for entry in work.ends:
@@ -153,6 +167,16 @@ class Scheduler:
         if work.turn is not None and not work.turn.ended:
             self._turn(work.turn)
         return True
+
+    def _patience_s(self, now_s: float, rests_s: float) -> float | None:
+        """Until something is due, while nothing is to be done; ``None``: until somebody says so."""
+        due_s = self._book.due_s
+        waits = [] if due_s is None else [max(0.0, due_s - now_s)]
+        if rests_s > 0.0:
+            waits.append(rests_s)
+        if rests_s > 0.0 or self._governing.listens:
+            waits.append(LISTEN_S)
+        return min(waits, default=None)
 
     def _begin(self, entry: Entry) -> None:
         placement, request, served = entry.placement, entry.request, entry.line.served
@@ -169,7 +193,8 @@ class Scheduler:
     def _turn(self, entry: Entry) -> None:
         made = entry.generation
         assert made is not None  # it began
-        before_s = self._clock()
+        entry.line.served.decoder.govern(self._book.budget)
+        kv_len, before_s = made.session.kv_len, self._clock()
         try:
             piece = made.turn()
         except Exception as problem:  # noqa: BLE001 - the others' answers go on
@@ -177,11 +202,15 @@ class Scheduler:
             return
         with self._changed:
             now_s = self._beat_s = self._clock()
+            self._governing.did(
+                _done(None if piece is None else made.last, made.session.kv_len - kv_len, before_s, now_s)
+            )
+            entry.charge(self._governing.taken_j())
             self._book.after_turn(entry, piece, made.last, before_s, now_s)
         if piece is not None:
             self._tell(entry, piece)
             if piece.finish_reason is not None and entry.doom is None:
-                self._end(entry, Finished(made.result()))
+                self._end(entry, Finished(replace(made.result(), joules=entry.joules)))
 
     def _fail(self, entry: Entry, problem: Exception) -> None:
         """This request alone: what its slot holds is unknown, the others' are as they were."""
@@ -218,6 +247,13 @@ class Scheduler:
         for entry in ends:
             self._tell_last(entry)
         _close(lines)
+
+
+def _done(step: StepResult | None, fed: int, before_s: float, now_s: float) -> Done:
+    """``step`` ``None``: only a cache was filled, with ``fed`` tokens if it was the target's."""
+    if step is None:
+        return Done(now_s, now_s - before_s, fed, 0, 0, 0)
+    return Done(now_s, now_s - before_s, step.rows, step.drafted + step.caught_up, len(step.tokens), 1)
 
 
 def _close(lines: Iterable[Line]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..status import RequestStatus, SlotStatus, SpeculationStatus, SpeedStatus
+from .governing import BoardNow
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +46,4 @@ class Snapshot:
     """The last sign of life of the engine's thread, on the scheduler's clock."""
     idle: bool
     """Whether it waits for work; a beat is owed only while it does not."""
+    board: BoardNow | None = None

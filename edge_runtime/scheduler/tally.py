@@ -90,9 +90,7 @@ class Tally:
             draft_share=draft_share,
             verify_share=verify_share,
             host_share=host_share,
-            sources=tuple(
-                SourceStatus(one.source, one.steps, one.drafted, one.accepted) for one in figures_of(totals)
-            ),
+            sources=tuple(SourceStatus(one.source, one.steps, one.drafted, one.accepted) for one in figures_of(totals)),
             notes=notes(seen),
         )
 

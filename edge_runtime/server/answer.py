@@ -65,6 +65,7 @@ def usage(answers: Sequence[Answer], choices: int) -> dict[str, Any]:
     made = sum(answer.tokens for answer in answers)
     predicted = sum(result.predicted for result in results)
     accepted = sum(result.predicted_accepted for result in results)
+    joules = [result.joules for result in results if result.joules is not None]
     return {
         "prompt_tokens": prompt,
         "completion_tokens": made,
@@ -73,6 +74,11 @@ def usage(answers: Sequence[Answer], choices: int) -> dict[str, Any]:
         "completion_tokens_details": {
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": predicted - accepted,
+        },
+        # Ours: of the whole board while it worked on this, and waited to stay within its power.
+        "energy": {
+            "joules": round(sum(joules), 3) if joules else None,
+            "joules_per_token": round(sum(joules) / made, 4) if joules and made else None,
         },
     }
 

@@ -22,9 +22,12 @@ from ..config import Config
 from ..errors import EdgeError, EngineError
 from ..pressure import NO_PRESSURE, Pressure, next_pressure
 from ..resident import machine_memory, resident
+from ..scheduler.governing import Governing
 from ..scheduler.scheduler import Scheduler
 from ..scheduler.snapshot import Snapshot
+from ..telemetry.monitor import Monitor
 from .app import create_app
+from .board import governing_of
 from .connection import uvicorn_config
 from .listeners import Listeners
 from .logs import event, log_to_stderr
@@ -87,6 +90,8 @@ class Daemon:
         self._listeners, self._notifier, self._watchdog_s = listeners, notifier, watchdog_s
         self._service = Service(config, swap=self._swap_bundle, started_s=time.monotonic())
         self._scheduler: Scheduler | None = None
+        self._governing = Governing()
+        self._monitor: Monitor | None = None
         self._swapping = asyncio.Lock()
         self._stop, self._hang_up = asyncio.Event(), asyncio.Event()
 
@@ -113,6 +118,8 @@ class Daemon:
                 task.cancel()
             server.should_exit = True
             await asyncio.gather(serving, living, stopping, return_exceptions=True)
+            if self._monitor is not None:
+                self._monitor.close()
             _LOG.info(event("stopped"))
 
     def _stop_asked(self, number: signal.Signals) -> None:
@@ -130,6 +137,7 @@ class Daemon:
         config = self._config
         for facts in self._listeners.facts():
             _LOG.info(event("listening", **facts))
+        self._governing, self._monitor = governing_of(config.budget)
         self._notifier.status(f"loading {config.bundle}")
         _LOG.info(event("loading", bundle=config.bundle))
         extending = asyncio.create_task(self._extend())
@@ -138,7 +146,7 @@ class Daemon:
         finally:
             # Before anything else is told: READY is the last word on starting.
             extending.cancel()
-        self._scheduler = Scheduler(model.served, limits_of(config.limits))
+        self._scheduler = Scheduler(model.served, limits_of(config.limits), governing=self._governing)
         self._scheduler.start()
         self._service.standing = Standing("ready", "", model, self._scheduler)
         self._tell_ready(model)
@@ -214,6 +222,7 @@ class Daemon:
         assert scheduler is not None  # nobody reloads before there is something to reload
         settings_of(config.engine)
         scheduler.set_limits(limits_of(config.limits))
+        self._governing.limits = config.budget.limits
         if config.server != old.server:
             _LOG.warning(event("server section changed: needs a restart"))
         self._keep(replace(config, bundle=old.bundle, engine=old.engine, server=old.server))

@@ -141,6 +141,10 @@ def _of_board(status: Status) -> Iterator[Metric]:
     clock_hz = None if board.gpu_clock_mhz is None else board.gpu_clock_mhz * 1e6
     yield from _known("gpu_clock_hertz", "Of the GPU.", clock_hz)
     yield from _known("joules_per_token", "Of the last tokens.", board.joules_per_token)
+    if board.joules is not None:
+        yield _counter("energy_joules", "That the board took while its power was read.", board.joules)
+    allowed_w = None if budget.power_mw is None else budget.power_mw / 1000.0
+    yield from _known("budget_power_watts", "That steps are paced to.", allowed_w)
     yield from _known("budget_num_draft_tokens", "Most of K that the governor allows.", budget.num_draft_tokens)
     yield from _known("pace_seconds", "Wait between steps.", budget.pace_s)
     yield from _known("budget_admit", "1 while requests are admitted.", budget.admit)

@@ -5,8 +5,18 @@ from __future__ import annotations
 from .. import __version__
 from ..config import BudgetConfig
 from ..resident import resident
+from ..scheduler.governing import BoardNow
 from ..scheduler.snapshot import Snapshot
-from ..status import MemoryStatus, ModelStatus, RequestStatus, SpeculationStatus, SpeedStatus, Status
+from ..status import (
+    BoardStatus,
+    BudgetStatus,
+    MemoryStatus,
+    ModelStatus,
+    RequestStatus,
+    SpeculationStatus,
+    SpeedStatus,
+    Status,
+)
 from .preparing import machine_room
 from .service import Model, Service
 
@@ -29,6 +39,37 @@ def status_of(service: Service, snapshot: Snapshot | None) -> Status:
         speculation=_NO_SPECULATION if snapshot is None else snapshot.speculation,
         speed=_NO_SPEED if snapshot is None else snapshot.speed,
         memory=MemoryStatus(memory.peak, memory.now, memory.anonymous, _budget(service.config.budget)),
+        board=BoardStatus() if snapshot is None or snapshot.board is None else _board(snapshot.board),
+        budget=BudgetStatus() if snapshot is None or snapshot.board is None else _allowed(snapshot.board),
+    )
+
+
+def _board(board: BoardNow) -> BoardStatus:
+    sample = board.sample
+    joules = None if board.energy is None or not board.energy.measured_s else board.energy.joules
+    if sample is None:
+        return BoardStatus(throttle_state=board.budget.state, joules=joules)
+    hottest, clock_mhz = sample.hottest, sample.gpu.clock_mhz
+    return BoardStatus(
+        power_mw=sample.power_mw,
+        temperature_c=None if hottest is None else hottest.temperature_c,
+        gpu_clock_mhz=None if clock_mhz is None else round(clock_mhz),
+        throttle_state=board.budget.state,
+        joules_per_token=board.joules_per_token,
+        joules=joules,
+        power_mode=sample.power_mode,
+        source=sample.source,
+    )
+
+
+def _allowed(board: BoardNow) -> BudgetStatus:
+    budget, power = board.budget, board.budget.power
+    return BudgetStatus(
+        num_draft_tokens=budget.max_draft_tokens,
+        pace_s=board.pace_s,
+        admit=budget.admit,
+        reason=budget.reason,
+        power_mw=None if power is None else round(1e3 * power.allowed_w),
     )
 
 
