@@ -82,7 +82,7 @@ def test_a_whole_life(tmp_path: Path, config: Path, gate: Gate) -> None:
         assert not running.socket_path.exists()
         log = running.log()
     events = [line.split()[2] for line in log.splitlines()]
-    assert events == ["listening", "loading", "ready", "draining", "drained", "stopped"]
+    assert events == ["listening", "telemetry", "loading", "ready", "draining", "drained", "stopped"]
     assert "xyzzy" not in log and "plugh" not in log
 
 
@@ -150,6 +150,8 @@ def test_what_keeps_it_from_starting(tmp_path: Path, config: Path) -> None:
     assert "target.weights" in failed(config, "--bundle", str(place))
     long = write_config(tmp_path / "long.yaml", tiny.bundle(), engine={"context": 100000})
     assert "context of 100000" in failed(long)
+    small = write_config(tmp_path / "small.yaml", tiny.bundle(), budget={"memory_gb": 0.1})
+    assert "100 MB may be taken" in failed(small)
     (tmp_path / "precious").write_text("")
     assert "not a socket" in failed(config, "--socket", str(tmp_path / "precious"))
     assert not (tmp_path / "api.sock").exists()  # nothing is left behind
@@ -202,7 +204,12 @@ def test_hang_ups(tmp_path: Path, config: Path) -> None:
         assert status.model is not None and (status.model.context, len(status.slots)) == (256, 3)
         assert (status.model.drafter, status.requests.queue_limit) == ("prompt_lookup", 64)
         # What cannot be read, and what cannot be loaded, leaves what is served.
-        for text, words in (("bundel: x\n", "did you mean 'bundle'"), ("bundle: none\n", "no bundle at")):
+        small = f"bundle: {tiny.bundle()}\nengine: {{context: 300}}\nbudget: {{memory_gb: 0.1}}\n"
+        for text, words in (
+            ("bundel: x\n", "did you mean 'bundle'"),
+            ("bundle: none\n", "no bundle at"),
+            (small, "that are held now"),
+        ):
             config.write_text(text, encoding="utf-8")
             assert words in reload(running)
             status = client.status()
@@ -210,6 +217,7 @@ def test_hang_ups(tmp_path: Path, config: Path) -> None:
             assert status.reason.startswith("reload failed: ") and words in status.reason
             assert client.health().ready
             assert client.complete("Hi", max_tokens=2).text
+        assert status.memory.budget_bytes == 100_000_000
         assert len(running.log_lines("error reload failed")) == 2
         # And the next one that can be is tried anew.
         write_config(config, tiny.bundle_without_draft())
