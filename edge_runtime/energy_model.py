@@ -15,7 +15,7 @@ import numpy as np
 from .budget import StepPower
 
 _MEMORY_S = 900.0
-"""Of the coefficients: what a row costs does not change, and a long memory has seen more kinds of steps."""
+"""Of work, for the coefficients: what a row costs does not change, and a long memory has seen more kinds of steps."""
 _KNOWN_S = 0.2
 """Of busy time, from which there is something to go by."""
 _OFFSET_S, _SLOWEST_OFFSET_S = 5.0, 90.0
@@ -110,8 +110,11 @@ class EnergyModel:
 def learnt(model: EnergyModel, rates: Rates, power_w: float, seconds: float) -> EnergyModel:
     """After an interval of ``seconds`` that drew ``power_w`` in the mean. To be told of steady intervals only: readings
     are late, and what they show of a change is what was before it."""
+    if rates.duty == 0.0 and model.normal[0][0] - model.normal[0][1] > _MEMORY_S / 2.0:
+        # A night without work must not make the idle power rigid, nor what was learnt of steps fade.
+        return _trimmed(model, rates, power_w, seconds, 1.0)
     x = (1.0, rates.duty, rates.rows * _UNIT[2], rates.drafts * _UNIT[3])
-    left = math.exp(-seconds / _MEMORY_S)
+    left = math.exp(-seconds / _MEMORY_S) if rates.duty > 0.0 else 1.0
     normal = tuple(
         tuple(left * old + seconds * one * other for old, other in zip(row, x, strict=True))
         for row, one in zip(model.normal, x, strict=True)
@@ -126,19 +129,18 @@ def learnt(model: EnergyModel, rates: Rates, power_w: float, seconds: float) -> 
         busy_s=model.busy_s + seconds * rates.duty,
         worked_s=model.worked_s + (seconds if rates.duty > 0.0 else 0.0),
     )  # fmt: skip
-    return _trimmed(fresh, rates, power_w, seconds)
+    # Young coefficients are moved by what they have just been told; an offset would count it twice.
+    return _trimmed(fresh, rates, power_w, seconds, min(1.0, fresh.worked_s / _SETTLED_S))
 
 
-def _trimmed(model: EnergyModel, rates: Rates, power_w: float, seconds: float) -> EnergyModel:
+def _trimmed(model: EnergyModel, rates: Rates, power_w: float, seconds: float, share: float) -> EnergyModel:
     error_w = power_w - model.power_w(rates)
     noise = 1.0 - math.exp(-seconds / min(_NOISE_S, max(seconds, model.seen_s)))
-    # Young coefficients are moved by what they have just been told; an offset would count it twice.
     follow_s = 0.5 * model.residual_w2 / (_OFFSET_NOISE * max(1.0, power_w)) ** 2
     follow_s = min(_SLOWEST_OFFSET_S, max(_OFFSET_S, follow_s))
-    gain = (1.0 - math.exp(-seconds / follow_s)) * min(1.0, model.worked_s / _SETTLED_S)
     return replace(
         model,
-        offset_w=model.offset_w + gain * error_w,
+        offset_w=model.offset_w + share * (1.0 - math.exp(-seconds / follow_s)) * error_w,
         residual_w2=model.residual_w2 + noise * (error_w * error_w - model.residual_w2),
     )
 

@@ -83,3 +83,16 @@ def test_alike_is_about_rates_and_not_about_chance() -> None:
     assert not rates.like(Rates(0.9, 40.0, 20.0))
     assert not rates.like(Rates(0.5, 80.0, 20.0))
     assert not rates.like(Rates(0.5, 40.0, 0.0))
+
+
+def test_a_night_without_work_takes_nothing_from_what_is_known_of_steps() -> None:
+    before = _varied(5, 200, noise=0.01)
+    model = before
+    for _ in range(8 * 3600):
+        model = learnt(model, Rates(), 4.2, 1.0)
+    assert model.idle_now_w == pytest.approx(4.2, abs=0.1)
+    assert model.busy_w == pytest.approx(before.busy_w, rel=0.15)
+    rates, after = Rates(1.0, 40.0, 20.0), model
+    for _ in range(20):
+        after = learnt(after, rates, _true_w(rates), 1.0)
+    assert after.power_w(rates) == pytest.approx(_true_w(rates), rel=0.03)
