@@ -3,7 +3,8 @@
 there but the real jtop service, which it can start.
 
 It needs root, util-linux and a C compiler, and changes nothing outside: every mount is private, and what is written to
-the machine's own folders goes to memory. Where it is not possible, ``reason_against`` says why.
+the machine's own folders goes to memory. ``forbidden`` and ``lacking`` say where it
+is not possible, and why.
 """
 
 from __future__ import annotations
@@ -22,6 +23,11 @@ from .tree import BoardTree
 
 _PRIVATE = ("--mount", "--propagation", "private", "--pid", "--fork", "--kill-child")
 _NEEDED = ("unshare", "nsenter", "mount", "cc")
+_PROBE = """set -e
+mount -t tmpfs simulated /mnt
+mkdir /mnt/upper /mnt/work
+mount -t overlay simulated -o lowerdir=/etc,upperdir=/mnt/upper,workdir=/mnt/work /etc
+"""
 _PATIENCE_S = 60.0
 """For a service to come up; it takes a second where nothing else runs."""
 
@@ -60,26 +66,29 @@ class NamespaceUnavailable(EdgeError):
     """This machine or this user cannot have one."""
 
 
-def reason_against() -> str | None:
-    """Why there can be no such place here; ``None`` where there can."""
+def forbidden() -> str | None:
+    """Why this machine or this user may not have such a place; ``None`` where they may, as far as can be tried."""
     if sys.platform != "linux":
         return "namespaces are Linux's"
     if os.geteuid() != 0:
         return "private mounts need root"
-    if missing := [name for name in _NEEDED if shutil.which(name) is None]:
-        return f"{', '.join(missing)} not found"
-    probe = "mount -t tmpfs simulated /mnt && mkdir /mnt/a /mnt/b && " \
-            "mount -t overlay simulated -o lowerdir=/etc,upperdir=/mnt/a,workdir=/mnt/b /etc"  # fmt: skip
-    done = subprocess.run(["unshare", *_PRIVATE, "sh", "-c", probe], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        return f"private mounts are not allowed here: {' '.join(done.stderr.split())}"
-    return None
+    if shutil.which("unshare") is None:
+        return None
+    probe = ["unshare", *_PRIVATE, "sh", "-c", _PROBE]
+    done = subprocess.run(probe, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    return f"private mounts are not allowed here: {' '.join(done.stderr.split())}" if done.returncode else None
+
+
+def lacking() -> str | None:
+    """Which program has to be installed for it."""
+    missing = [name for name in _NEEDED if shutil.which(name) is None]
+    return f"{', '.join(missing)} not found" if missing else None
 
 
 class BoardNamespace:
     def __init__(self, tree: BoardTree, python: str = sys.executable) -> None:
         """``python``: by which jtop's service and clients will run there. Raises ``NamespaceUnavailable``."""
-        if (reason := reason_against()) is not None:
+        if (reason := forbidden() or lacking()) is not None:
             raise NamespaceUnavailable(reason)
         self.tree = tree
         self.python = python
