@@ -5,9 +5,12 @@ The real service is in test_telemetry_real_jtop.py.
 
 from __future__ import annotations
 
+import os
+import resource
 import shlex
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -68,6 +71,20 @@ def test_a_sample_arrives_with_its_total_and_its_time(listen: Listen) -> None:
     until(source.latest)
     assert source.latest() == replace(SAMPLE, power_mw=5000)
     assert source.trouble is None
+
+
+def test_a_process_with_a_thousand_descriptors_hears_it_too(listen: Listen) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2000:
+        pytest.skip("no process may have so many here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2000, hard))
+    with ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(1100):
+            stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        source = listen(saying(sample_line(SAMPLE), then=FOREVER))
+        until(source.latest)
+        source.close()
 
 
 def test_before_anything_came_there_is_none_and_the_reason_says_so(listen: Listen) -> None:

@@ -230,6 +230,13 @@ def test_what_the_near_source_lacks_is_filled_and_as_old_as_it_is() -> None:
     assert whole.problems == ()
 
 
+def test_a_power_mode_of_the_far_source_makes_no_reading_older() -> None:
+    """The near one is read four times a second and the far one once: energy and limits go by the former."""
+    near = replace(WHOLE, time_s=7.0, power_mode=None, fan=None)
+    whole = filled(near, replace(WHOLE, source="jtop", time_s=5.5))
+    assert (whole.time_s, whole.power_mode, whole.fan) == (7.0, "25W", 0.25)
+
+
 def test_values_that_are_old_fill_nothing() -> None:
     far = ScriptedSource(replace(WHOLE, time_s=1.0), name="jtop")
     assert CombinedSource(ScriptedSource(sample(3.9)), far).latest() != sample(3.9)

@@ -144,9 +144,12 @@ def test_a_rail_that_is_no_part_of_the_total_is_only_told(nano: BoardTree) -> No
     assert sample.problems == ("rail VDD_SOC: cannot be read",)
 
 
-def test_a_board_that_draws_nothing_is_a_sensor_that_is_broken(nano: BoardTree) -> None:
-    nano.set_rail("VDD_IN", 0)
-    assert read(nano).power_mw is None
+@pytest.mark.parametrize("power_mw", [0, -500, 655_350])
+def test_a_board_that_draws_what_none_does_is_a_sensor_that_is_broken(power_mw: int, nano: BoardTree) -> None:
+    nano.set_rail("VDD_IN", power_mw)
+    sample = read(nano)
+    assert sample.power_mw is None
+    assert sample.problems == (f"power: VDD_IN reads {max(0, power_mw)} mW",)
 
 
 def test_less_than_nothing_on_one_rail_is_nothing(nano: BoardTree) -> None:

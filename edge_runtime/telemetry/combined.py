@@ -35,7 +35,9 @@ class CombinedSource:
 
 
 def filled(near: Sample, far: Sample) -> Sample:
-    """``near`` with what it lacks and ``far`` has. It is then as old as the older of both."""
+    """``near`` with what it lacks and ``far`` has. With a power, a temperature or a clock of the other one it is as old
+    as the older of both; a power mode or a fan changes nothing about its age.
+    """
     gpu = GpuReading(
         far.gpu.clock_mhz if near.gpu.clock_mhz is None else near.gpu.clock_mhz,
         far.gpu.max_clock_mhz if near.gpu.max_clock_mhz is None else near.gpu.max_clock_mhz,
@@ -54,4 +56,6 @@ def filled(near: Sample, far: Sample) -> Sample:
         whole = replace(whole, power_mw=far.power_mw, rails=far.rails, problems=solved)
     if whole == near:
         return near
-    return replace(whole, source=f"{near.source}+{far.source}", time_s=min(near.time_s, far.time_s))
+    quick = (whole.power_mw, whole.zones, whole.gpu) == (near.power_mw, near.zones, near.gpu)
+    time_s = near.time_s if quick else min(near.time_s, far.time_s)
+    return replace(whole, source=f"{near.source}+{far.source}", time_s=time_s)

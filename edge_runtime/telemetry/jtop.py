@@ -152,9 +152,11 @@ class JtopSource:
         assert process.stdout is not None
         descriptor, rest, patience_s = process.stdout.fileno(), b"", self._pace.start_patience_s
         deadline_s = time.monotonic() + patience_s
+        # Not select(2): a daemon with a thousand connections has descriptors that it cannot wait for.
+        output = select.poll()
+        output.register(descriptor, select.POLLIN)
         while True:
-            ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline_s - time.monotonic()))
-            if not ready:
+            if not output.poll(max(0.0, 1e3 * (deadline_s - time.monotonic()))):
                 return Trouble("hung", f"jtop: nothing has come for {patience_s:g} s, so it is started anew")
             data = os.read(descriptor, 1 << 16)
             if not data:

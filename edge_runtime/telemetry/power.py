@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from ..boards import AGX_RAILS, SMALL_BOARD_RAILS, Board
 from .sample import Rail
 
+MOST_MW = 200_000
+"""No board of this kind draws that: a sensor's bus has failed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Total:
@@ -28,7 +31,7 @@ def total_power(rails: Sequence[Rail], board: Board | None) -> Total:
     if missing := [name for name in parts if name not in read]:
         return Total(None, f"power: {', '.join(missing)} cannot be read, so there is no total")
     total = sum(read[name] for name in parts)
-    return Total(total) if total > 0 else Total(None, f"power: {' + '.join(parts)} reads {total} mW")
+    return Total(total) if 0 < total < MOST_MW else Total(None, f"power: {' + '.join(parts)} reads {total} mW")
 
 
 def _parts(names: Collection[str], board: Board | None) -> tuple[str, ...] | None:
