@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jtop_lines import sample_line, saying, until
 
@@ -99,6 +99,7 @@ def test_between_readings_the_last_power_holds_and_not_for_ever() -> None:
     assert Energy(3.0).at(5.0).joules == 0.0
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.floats(0.01, 5.0), st.none() | st.integers(1, 60_000)), min_size=1, max_size=30))
 def test_all_time_is_either_measured_or_not(steps: list[tuple[float, int | None]]) -> None:
     times, now_s = [], 100.0

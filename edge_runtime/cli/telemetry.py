@@ -78,15 +78,17 @@ def _wait_for_one(source: TelemetrySource) -> None:
 
 def line_of(sample: Sample) -> str:
     """One line of a table whose columns stand where they stood."""
-    hottest, memory, throttling = sample.hottest, sample.memory, sample.throttling
+    hottest, throttling = sample.hottest, sample.throttling
+    temperature_c = None if hottest is None else hottest.temperature_c
+    available_bytes = None if sample.memory is None else sample.memory.available_bytes
     events = sum(count for _, count in throttling.over_current_events)
     cooling = sum(device.state for device in throttling.cooling if device.name.endswith("throttle-alert"))
     cells = (
         f"{sample.time_s:10.2f} s",
         f"{_number(sample.power_mw, 1e-3, 2):>6} W",
-        f"{_number(hottest and hottest.temperature_c, 1.0, 1):>5} C {hottest.name if hottest else '-':<4}",
+        f"{_number(temperature_c, 1.0, 1):>5} C {hottest.name if hottest else '-':<4}",
         f"{_number(sample.gpu.clock_mhz):>5} MHz {_number(sample.gpu.load, 100.0):>3}%",
-        f"{_number(memory and memory.available_bytes, 1e-9, 2):>6} GB free",
+        f"{_number(available_bytes, 1e-9, 2):>6} GB free",
         f"{sample.power_mode or '-':<10}",
         f"oc {events}, throttle {cooling}",
     )

@@ -6,7 +6,7 @@ Names and units as the kernels of JetPack 6.2 and 7.2 have them; where both diff
 from __future__ import annotations
 
 from ..boards import SHUTDOWN_C, SOFTWARE_THROTTLE_C, Board
-from .files import AttributeFiles
+from .files import AttributeFiles, Value
 from .release import Release
 
 ZONES = ("cpu", "gpu", "cv0", "cv1", "cv2", "soc0", "soc1", "soc2", "tj")
@@ -104,7 +104,7 @@ def _thermal(files: AttributeFiles) -> None:
         folder = f"{THERMAL}/thermal_zone{index}"
         files.write_all(folder, {"type": f"{zone}-thermal", "temp": 45000, "mode": "enabled", "policy": "step_wise"})
         for trip, (kind, celsius) in enumerate(trips):
-            values = {"type": kind, "temp": round(1000 * celsius), "hyst": 0}
+            values: dict[str, Value] = {"type": kind, "temp": round(1000 * celsius), "hyst": 0}
             files.write_all(folder, {f"trip_point_{trip}_{name}": value for name, value in values.items()})
         files.link(f"sys/class/thermal/thermal_zone{index}", folder)
     for index, (name, states) in enumerate(COOLING_DEVICES):
