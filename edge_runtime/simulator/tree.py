@@ -25,7 +25,7 @@ from .release import JETPACK_6_2, JETPACK_7_2, Release
 
 _ABOUT = "simulated.json"
 _KB = 1024
-_PAGES_IN_4MB = 1024
+_BLOCK = 4 << 20
 _FREE_BLOCKS = (500, 300, 200, 100, 60, 40, 20, 10, 8, 5)
 """Of 4 KB, 8 KB and so on, below those of 4 MB: a board that has been up for a while."""
 _FROM_THE_MACHINE = (
@@ -67,7 +67,9 @@ class BoardTree:
         files.write_text("proc/cpuinfo", "".join(_cpu_lines(index) for index in range(board.fastest.cpus)))
         files.write(_ABOUT, json.dumps({"board": board.name, "jetpack": release.jetpack}))
         tree.set_power_mode(board.default.name)
-        tree.set_memory(MemoryReading(board.ram_bytes, board.ram_bytes - (2 << 30), board.ram_bytes // 2, 0, 300))
+        available = board.ram_bytes - (2 << 30)
+        blocks = available * 3 // 4 // _BLOCK  # shortly after boot, most of what is free lies together
+        tree.set_memory(MemoryReading(board.ram_bytes, available, board.ram_bytes // 2, 0, blocks))
         for rail in tree._rails_of(4500):
             tree.set_rail(rail.name, rail.power_mw)
         tree.advance(0.0)
