@@ -133,6 +133,16 @@ def test_a_process_that_falls_silent_is_ended(listen: Listen) -> None:
     assert source.latest() is not None
 
 
+def test_a_service_that_reads_seldom_is_waited_for(listen: Listen, tmp_path: Path) -> None:
+    """The first client's interval holds for all."""
+    connected = '{"connected": {"version": "7.2.2", "interval_s": 1000.0}}'
+    later = replace(SAMPLE, time_s=2.5)
+    speaking = saying(connected, sample_line(SAMPLE), then=f"sleep 0.3; {saying(sample_line(later), then=FOREVER)[2]}")
+    source = listen(in_turn(tmp_path, speaking), replace(QUICK, patience_s=0.02))
+    until(lambda: source.latest() == replace(later, power_mw=5000))
+    assert (tmp_path / "starts").read_text() == "1\n"
+
+
 @pytest.mark.parametrize(
     ("command", "words"),
     [
@@ -151,6 +161,10 @@ def test_a_process_that_is_none_of_ours_is_told_and_harmless(command: list[str],
 
 def test_a_process_that_ends_without_a_word_is_told_with_its_code(listen: Listen) -> None:
     assert "with code 7" in trouble_with(listen(["/bin/sh", "-c", "exit 7"]), "ended").text
+
+
+def test_a_process_that_closes_its_output_and_lives_on_is_ended(listen: Listen) -> None:
+    assert "with code None" in trouble_with(listen(["/bin/sh", "-c", f"exec >&-; {FOREVER}"]), "ended").text
 
 
 def test_closing_ends_the_process_and_all_that_it_started(tmp_path: Path) -> None:

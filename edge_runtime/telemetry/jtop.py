@@ -32,6 +32,9 @@ Kind = Literal[
     "not-installed", "no-service", "no-access", "version", "frozen", "lost", "hung", "ended", "failed", "starting"
 ]
 INTERVAL_S = 1.0
+_INTERVALS = 4.0
+"""Of the service, after which a process that says nothing hangs: it gives up a frozen service after three."""
+_GOODBYE_S = 1.0
 _MOST_BYTES = 1 << 18
 """Of one line: a process that sends no line end must not fill the memory."""
 
@@ -150,7 +153,7 @@ class JtopSource:
 
     def _listen(self, process: subprocess.Popen[bytes]) -> Trouble:
         assert process.stdout is not None
-        descriptor, rest, patience_s = process.stdout.fileno(), b"", self._pace.start_patience_s
+        descriptor, rest, patience_s, interval_s = process.stdout.fileno(), b"", self._pace.start_patience_s, 0.0
         deadline_s = time.monotonic() + patience_s
         # Not select(2): a daemon with a thousand connections has descriptors that it cannot wait for.
         output = select.poll()
@@ -160,25 +163,33 @@ class JtopSource:
                 return Trouble("hung", f"jtop: nothing has come for {patience_s:g} s, so it is started anew")
             data = os.read(descriptor, 1 << 16)
             if not data:
-                return Trouble("ended", f"jtop: its reader ended without a word, with code {process.wait()}")
+                with suppress(subprocess.TimeoutExpired):  # it may have closed its output and live on
+                    process.wait(_GOODBYE_S)
+                return Trouble("ended", f"jtop: its reader ended without a word, with code {process.returncode}")
             *lines, rest = (rest + data).split(b"\n")
-            for line in lines:
-                if (trouble := self._take(line)) is not None:
-                    return trouble
-                patience_s = self._pace.patience_s
+            for data in lines:
+                line = _read(data)
+                if line is None:
+                    return Trouble("failed", "jtop: its reader sent what is no sample")
+                if line.trouble is not None:
+                    return line.trouble
+                if line.connected is not None:
+                    interval_s = line.connected.interval_s
+                if line.sample is not None:
+                    self._newest = cleaned(line.sample, self._board, time.monotonic())
+                    self._problem = None
+                # Another client may have told the service to read once a minute.
+                patience_s = max(self._pace.patience_s, _INTERVALS * interval_s)
                 deadline_s = time.monotonic() + patience_s
             if len(rest) > _MOST_BYTES:
                 return Trouble("failed", "jtop: its reader sent what is no line")
 
-    def _take(self, data: bytes) -> Trouble | None:
-        try:
-            line = msgspec.json.decode(data, type=_Line)
-        except (msgspec.DecodeError, ValueError):
-            return Trouble("failed", "jtop: its reader sent what is no sample")
-        if line.sample is not None:
-            self._newest = cleaned(line.sample, self._board, time.monotonic())
-            self._problem = None
-        return line.trouble
+
+def _read(data: bytes) -> _Line | None:
+    try:
+        return msgspec.json.decode(data, type=_Line)
+    except (msgspec.DecodeError, ValueError):
+        return None
 
 
 def cleaned(sample: Sample, board: Board | None, now_s: float) -> Sample:
