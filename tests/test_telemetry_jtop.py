@@ -164,7 +164,7 @@ def test_a_process_that_ends_without_a_word_is_told_with_its_code(listen: Listen
 
 
 def test_a_process_that_closes_its_output_and_lives_on_is_ended(listen: Listen) -> None:
-    assert "with code None" in trouble_with(listen(["/bin/sh", "-c", f"exec >&-; {FOREVER}"]), "ended").text
+    assert "closed its output" in trouble_with(listen(["/bin/sh", "-c", f"exec >&-; {FOREVER}"]), "ended").text
 
 
 def test_closing_ends_the_process_and_all_that_it_started(tmp_path: Path) -> None:

@@ -165,7 +165,9 @@ class JtopSource:
             if not data:
                 with suppress(subprocess.TimeoutExpired):  # it may have closed its output and live on
                     process.wait(_GOODBYE_S)
-                return Trouble("ended", f"jtop: its reader ended without a word, with code {process.returncode}")
+                code = process.returncode
+                how = "closed its output" if code is None else f"ended with code {code}"
+                return Trouble("ended", f"jtop: its reader {how}, without a word")
             *lines, rest = (rest + data).split(b"\n")
             for data in lines:
                 line = _read(data)
