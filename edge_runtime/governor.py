@@ -137,8 +137,9 @@ def _heard(memory: GovernorMemory, limits: Limits, sample: Sample, activity: Act
         power_w = _NOMINAL_IDLE_W + _NOMINAL_BUSY_W * lessons.rates.duty
     read = sample.power_mw is not None or power_s is None
     cap_w = _aim(lessons.energy, limits)
-    interval, lessons = _averaged(memory.interval, lessons, power_w if read else None, cap_w, activity, now_s)
     thermal, temperature_s, zone, hottest = memory.thermal, memory.temperature_s, memory.zone, sample.hottest
+    warm_c = None if thermal is None else thermal.temperature_c
+    interval, lessons = _averaged(memory.interval, lessons, power_w if read else None, warm_c, cap_w, activity, now_s)
     if hottest is not None:
         if thermal is None or temperature_s is None or sample.time_s - temperature_s > _FORGOTTEN_S:
             thermal = first_estimate(hottest.temperature_c, power_w)
@@ -153,8 +154,9 @@ def _heard(memory: GovernorMemory, limits: Limits, sample: Sample, activity: Act
 
 
 def _averaged(
-    interval: Interval | None, lessons: Lessons, power_w: float | None, cap_w: float, activity: Activity, now_s: float
-) -> tuple[Interval, Lessons]:
+    interval: Interval | None, lessons: Lessons, power_w: float | None, temperature_c: float | None, cap_w: float,
+    activity: Activity, now_s: float,
+) -> tuple[Interval, Lessons]:  # fmt: skip
     if interval is None or now_s - interval.began_s > _FORGOTTEN_S:
         return Interval(now_s, activity), replace(lessons, rates=Rates(), excess=())
     if power_w is not None:
@@ -170,7 +172,7 @@ def _averaged(
     mean_w, steps = interval.sum_w / interval.readings, activity.steps - before.steps
     energy, alike = lessons.energy, lessons.alike + 1 if rates.like(lessons.rates) else 0
     if alike >= _STEADY:
-        energy = learnt(energy, rates, mean_w, seconds)
+        energy = learnt(energy, rates, mean_w, seconds, temperature_c)
     return Interval(now_s, activity), Lessons(
         energy,
         rates,
