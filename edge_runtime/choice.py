@@ -203,11 +203,8 @@ def decide(
         poor = True
     plain = Choice(0, "batched", 1.0, plain_s, 1.0 / plain_s, 1.0)
     now = plain if chosen is None else _at(chosen[0], chosen[1])
-    text = replace(
-        text,
-        step=text.step + 1,
-        saved_s=min(text.saved_s + policy.probe_budget * now.step_s, _MOST_SAVED * plain_s),
-    )
+    saved_s = min(text.saved_s + policy.probe_budget * now.step_s, _MOST_SAVED * plain_s)
+    text = TextChoice(text.step + 1, saved_s, text.deeper_due)
     probe = _probe(candidates, states, chosen, now, plain_s, text, ledger, policy)
     if probe is not None:
         return probe
@@ -221,7 +218,8 @@ def richer(text: TextChoice, won_s: float, plain_s: float, policy: KPolicy) -> T
     """After a step that won so many seconds over plain decoding (or lost, below 0): part of it pays for probes."""
     if won_s <= 0.0:
         return text
-    return replace(text, saved_s=min(text.saved_s + policy.won_share * won_s, _MOST_SAVED * plain_s))
+    saved_s = min(text.saved_s + policy.won_share * won_s, _MOST_SAVED * plain_s)
+    return TextChoice(text.step, saved_s, text.deeper_due)
 
 
 def judged(state: SourceState, kept: bool, step: int, refill_steps: float, policy: KPolicy) -> SourceState:

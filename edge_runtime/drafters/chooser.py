@@ -24,7 +24,7 @@ from edge_runtime.choice import (
     richer,
 )
 from edge_runtime.choice import refill_steps as steps_of_a_probe
-from edge_runtime.cost import CostTable, best_k, step_seconds, stop_below
+from edge_runtime.cost import Choice, CostTable, best_k, step_seconds, stop_below
 from edge_runtime.engines.protocol import Ids
 from edge_runtime.estimate import AcceptanceEstimate, observe
 
@@ -199,29 +199,43 @@ class Chooser:
         assert table is not None  # asked for before
         first = _FIRST_REACH if offer.source == PREDICTION else self._k_max
         kept = self._remembered(key, memory, table, min(first, self._free_k), offer.source, evidence, ask.greedy)
-        return replace(self._candidate(key, offer.source, kept, table, min(kept.reach, offer.count)), free=True)
+        return self._candidate(key, offer.source, kept, table, min(kept.reach, offer.count), free=True)
 
     def _model(self, ask: Ask, name: str, most: int, memory: TextMemory, beside: int) -> Candidate:
         key = _key(f"{name}+{beside}" if beside else name, None, ask.greedy)
         table = self.costs.table(ask.kv_len, name, beside)
         assert table is not None  # asked for before
         kept = self._remembered(key, memory, table, most, key.split(" ")[0], None, ask.greedy)
-        one = self._candidate(key, name, kept, table, most)
         fed = memory.fed.get(name, 0)
         missing = max(0, ask.length - fed - 2)
         if not missing or not table.catch_up_s:
-            return one
-        upfront_s = missing * table.catch_up_s
+            return self._candidate(key, name, kept, table, most)
+        upfront_s, best = missing * table.catch_up_s, self._best(key, kept, table, most)
         # The whole prompt is no guess's price but an entry fee: due where the answer is expected to win it back.
-        won_s = min(float(ask.left), self._typical) * table.plain_s * max(0.0, 1.0 - 1.0 / one.best.gain)
-        granted = fed == 0 and upfront_s <= won_s
-        return replace(one, upfront_s=upfront_s, charged_s=0.0 if granted else upfront_s)
+        won_s = min(float(ask.left), self._typical) * table.plain_s * max(0.0, 1.0 - 1.0 / best.gain)
+        charged_s = 0.0 if fed == 0 and upfront_s <= won_s else upfront_s
+        return self._candidate(key, name, kept, table, most, upfront_s, charged_s)
 
     def _silent(self, name: str, greedy: bool, memory: TextMemory) -> bool:
         kept = memory.sources.get(_key(name, None, greedy))
         return kept is not None and memory.choice.step < kept.silent_until
 
-    def _candidate(self, key: str, source: str, kept: SourceMemory, table: CostTable, most: int) -> Candidate:
+    def _candidate(
+        self,
+        key: str,
+        source: str,
+        kept: SourceMemory,
+        table: CostTable,
+        most: int,
+        upfront_s: float = 0.0,
+        charged_s: float = 0.0,
+        free: bool = False,
+    ) -> Candidate:
+        best, going = self._best(key, kept, table, most), self._going.get(key, ())
+        estimate, state = kept.estimate, kept.state
+        return Candidate(key, source, estimate, table, most, best, state, upfront_s, charged_s, going, free)
+
+    def _best(self, key: str, kept: SourceMemory, table: CostTable, most: int) -> Choice:
         going = self._going.get(key, ())
         # By identity: all of them are replaced, never changed.
         priced = (id(table), id(kept.estimate), id(going), most)
@@ -230,7 +244,7 @@ class Chooser:
             near = most if kept.best is None or kept.priced[0] != priced[0] else min(most, 2 * kept.best.k + 1)
             kept.best = best_k(kept.estimate.rates(near), table, near, k_min=1, going=going)
             kept.priced, kept.made_from = priced, (kept.estimate, table, going)
-        return Candidate(key, source, kept.estimate, table, most, kept.best, kept.state, going=going)
+        return kept.best
 
     def _remembered(
         self,
@@ -256,7 +270,7 @@ class Chooser:
             )
             kept = memory.sources[key] = SourceMemory(estimate, reach)
             # What looks bad from the start must not spend what a text may lose; a probe will tell.
-            best = self._candidate(key, source, kept, table, reach).best
+            best = self._best(key, kept, table, reach)
             kept.state = SourceState(parked=best.gain < self._policy.park_below)
         return kept
 

@@ -16,7 +16,9 @@ from ..session import GRAMMAR, PREDICTION, StepResult
 
 _DRAFTED = 2
 """Rows that stand for any number of them where it hardly matters: a step that drafted."""
-_TABLE_AGE = 16
+_PLAIN_EVERY = 4
+"""Plain steps of which one is measured, and the first behind a draft: they are many, and all alike."""
+_TABLE_AGE = 24
 """Steps between two cost tables: estimates move slowly, and a table takes longer to make than to use."""
 
 
@@ -64,6 +66,8 @@ class _Bucket:
     """By drafter (``""`` where drafts cost nothing to make) and alternatives beside the chain."""
     unread: int = 0
     """Steps observed since ``tables`` were made."""
+    plain: int = 0
+    """Steps of one row since the last of more."""
 
     def copy(self) -> _Bucket:
         drafts = {name: _Draft(draft.by_count, draft.catch_up) for name, draft in self.drafts.items()}
@@ -127,6 +131,10 @@ class StepCosts:
     def observe(self, result: StepResult, kv_len: int, source: str) -> None:
         """After a step that was planned with ``kv_len``; ``source``: the drafter that was asked, if any."""
         bucket, times = self._bucket(kv_len), result.times
+        bucket.unread += 1
+        bucket.plain = 0 if result.rows > 1 else bucket.plain + 1
+        if bucket.plain and bucket.plain % _PLAIN_EVERY != 1:
+            return
         bucket.body = _seen(bucket.body, result.rows, times.body_s)
         for rows, seconds in result.head_calls:
             bucket.head = _seen(bucket.head, rows, seconds)
@@ -137,7 +145,6 @@ class StepCosts:
             if result.caught_up:
                 draft.catch_up = _seen(draft.catch_up, 1, times.catch_up_s / result.caught_up)
         bucket.overhead = _seen(bucket.overhead, min(result.rows, _DRAFTED), times.overhead_s)
-        bucket.unread += 1
 
     def _bucket(self, kv_len: int) -> _Bucket:
         """Buckets double in length; a new one starts from what its neighbour knows."""
