@@ -41,6 +41,9 @@ _RESUME_S = 5.0
 """which lasts at least so long."""
 _CRITICAL_S = 5.0
 """For so long nothing may be allowed before the state is called critical; steps wait at once."""
+_HEAT = "temperature"
+_NEAR = 0.03
+"""Between a cap and what the heat allows."""
 _BINDS, _EASES = 1.0, 1.08
 """What is allowed, relative to what steps would draw: where warm begins and where it ends,"""
 _EASED_S = 5.0
@@ -123,7 +126,9 @@ def govern(
         return _stale(memory, limits, blind, now_s)
     cap_w = _aim(memory.energy, limits)
     heat_w = _by_heat(memory, limits)
-    cause = _heat_cause(memory, limits) if heat_w < cap_w else _power_cause(limits)
+    # Where both are as tight, the reason that was given stays.
+    near = 1.0 + _NEAR if memory.reason.startswith(_HEAT) else 1.0 - _NEAR
+    cause = _heat_cause(memory, limits) if heat_w < near * cap_w else _power_cause(limits)
     return _decided(memory, limits, _Allowed(min(heat_w, cap_w), min(heat_w, _paid_back(memory, cap_w)), cause), now_s)
 
 
@@ -232,9 +237,7 @@ def _power_cause(limits: Limits) -> str:
 
 def _heat_cause(memory: GovernorMemory, limits: Limits) -> str:
     assert memory.thermal is not None
-    return (
-        f"temperature: {memory.zone} at {memory.thermal.temperature_c:.1f} C, the limit is {limits.temperature_c:g} C"
-    )
+    return f"{_HEAT}: {memory.zone} at {memory.thermal.temperature_c:.1f} C, the limit is {limits.temperature_c:g} C"
 
 
 # What follows
@@ -278,11 +281,12 @@ def _decided(memory: GovernorMemory, limits: Limits, allowed: _Allowed, now_s: f
         budget = Budget("critical", memory.reason, admit=False, run=False, retry_after_s=_retry(memory, limits))
         return budget, memory if memory.power is None else replace(memory, power=None)
     power = _priced(memory, min(allowed.now_w, 2.0 * full_w))
+    run = allowed.now_w > idle_w * (1.0 + _MARGIN)
     if not energy.known:
         # The first steps are what is learnt from.
         reason = "what steps draw is not known yet"
         memory = _turned(replace(memory, power=power), "warm", reason, now_s)
-        return Budget("warm", reason, max_draft_tokens=limits.blind_draft_tokens, power=power), memory
+        return Budget("warm", reason, run=run, max_draft_tokens=limits.blind_draft_tokens, power=power), memory
     binds = allowed_w < _BINDS * full_w or (memory.state == "warm" and allowed_w < _EASES * full_w)
     if binds or power is not memory.power:
         memory = replace(memory, power=power, bound_s=now_s if binds else memory.bound_s)
@@ -294,7 +298,6 @@ def _decided(memory: GovernorMemory, limits: Limits, allowed: _Allowed, now_s: f
     if watch.throttled(now_s):
         state, reason = "throttled", f"the hardware holds itself back: {watch.sign}"
     memory = _turned(memory, state, reason, now_s)
-    run = allowed.now_w > idle_w * (1.0 + _MARGIN)
     return Budget(state, memory.reason, run=run, max_draft_tokens=watch.most_drafts, power=power), memory
 
 
@@ -303,7 +306,8 @@ def _critical(memory: GovernorMemory, allowed_w: float, idle_w: float, now_s: fl
         short = allowed_w < idle_w * (1.0 + _RESUME_MARGIN)
         if short:
             memory = replace(memory, short_since_s=now_s)
-        return short or now_s - (memory.short_since_s or now_s) < _RESUME_S, memory
+        since_s = memory.short_since_s
+        return short or (since_s is not None and now_s - since_s < _RESUME_S), memory
     if allowed_w >= idle_w * (1.0 + _MARGIN):
         return False, memory if memory.short_since_s is None else replace(memory, short_since_s=None)
     since_s = now_s if memory.short_since_s is None else memory.short_since_s

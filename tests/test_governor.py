@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import pytest
 
@@ -198,6 +199,17 @@ def test_prices_stay_the_same_object_while_nothing_changes() -> None:
         board.pass_s(0.5)
         powers.add(id(board.budget.power))
     assert len(powers) == 1
+
+
+def test_two_limits_that_are_as_tight_do_not_take_turns_in_the_reason() -> None:
+    board = Board(Limits(power_mw=10_000, temperature_c=80.0), temperature_c=60.0)
+    board.pass_s(60.0)
+    told = []
+    for place in range(80):
+        board.temperature_c = 79.45 if place % 4 < 2 else 79.35
+        board.pass_s(1.0)
+        told.append(board.budget.reason.split(":")[0])
+    assert sum(one != other for one, other in pairwise(told)) <= 2
 
 
 def _reasons(board: Board) -> Iterator[str]:
