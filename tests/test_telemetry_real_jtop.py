@@ -129,7 +129,14 @@ def test_a_zone_that_is_off_and_a_rail_that_vanishes(nano: Bench) -> None:
     }  # fmt: skip
 
 
-def test_an_agx_under_jetpack_7(tmp_path: Path) -> None:
+def outside() -> tuple[str, bool, list[str]]:
+    """What a board that is simulated must leave as it was."""
+    etc = sorted(os.listdir("/etc"))
+    return Path("/proc/self/mounts").read_text(), Path("/run/jtop.sock").exists(), etc
+
+
+def test_an_agx_under_jetpack_7_which_is_seen_by_nobody_else(tmp_path: Path) -> None:
+    before = outside()
     bench = Bench(tmp_path, board_named("agx-orin-64"), JETPACK_7_2)
     try:
         source = bench.listen()
@@ -140,8 +147,11 @@ def test_an_agx_under_jetpack_7(tmp_path: Path) -> None:
         assert told.power_mode == "MODE_30W"
         bench.tree.hide_rail("VDD_CPU_CV")
         assert comes(source, lambda sample: len(sample.rails) == 3).power_mw is None
+        assert outside() == before
     finally:
         bench.close()
+    assert outside() == before
+    assert bench.service.ended is not None
 
 
 def test_no_right_to_the_socket(nano: Bench) -> None:
