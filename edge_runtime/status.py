@@ -120,6 +120,8 @@ class BoardStatus:
     power_mode: str | None = None
     source: str | None = None
     """Of the readings."""
+    busy_s: float | None = None
+    """That the engine's thread spent in turns since the start, waits left out."""
 
 
 @dataclass(frozen=True, slots=True)

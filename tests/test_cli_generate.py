@@ -162,7 +162,8 @@ def test_a_stop_string_ends_the_text_before_it() -> None:
 
 def test_the_text_ends_where_the_context_does() -> None:
     given = report("--context", "20")
-    assert given["usage"] == {"prompt_tokens": 3, "completion_tokens": 17}
+    assert (given["usage"]["prompt_tokens"], given["usage"]["completion_tokens"]) == (3, 17)
+    assert given["usage"]["energy"] == {"joules": None, "joules_per_token": None}, "nobody reads this machine"
     assert given["finish_reason"] == "length"
 
 

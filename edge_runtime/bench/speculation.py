@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 
 from ..decoder import Decoder
 from ..generation import Generation, GenerationResult
 from ..loading import LoadedBundle
 from ..sampling import SamplingParams
 from ..session import Session
+from ..telemetry.meter import Meter
 from ..text.stream import TextStream
 from .corpus import Prompt, prompts
 from .stats import Ratio, paired_ratio
 
 _NGRAM = 8
+NO_METER = Meter()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,8 @@ class PromptFigures:
     """Share of a speculative step spent outside engines."""
     first_look: Ratio | None = None
     """Of a prompt that seemed slow and was measured again (``look_again``)."""
+    joules_per_token: tuple[float, float] | None = None
+    """Of the whole board, plain and speculative, prompt included; ``None`` where its power is not read."""
 
 
 def compare_plain(
@@ -51,6 +56,7 @@ def compare_plain(
     *,
     rounds: int,
     max_tokens: int,
+    meter: Meter = NO_METER,
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> tuple[PromptFigures, ...]:
     """Each round decodes plain and speculative back to back, in alternating order, ends of text ignored."""
@@ -59,13 +65,18 @@ def compare_plain(
     for number, (prompt, case) in enumerate((p, c) for c in cases for p in texts):
         progress("plain against speculative", number, len(texts) * len(cases))
         seconds: dict[bool, list[float]] = {False: [], True: []}
+        joules: dict[bool, list[float]] = {False: [], True: []}
         results: dict[bool, GenerationResult] = {}
         for round_number in range(rounds):
             order = (False, True) if round_number % 2 == 0 else (True, False)
             for drafting in order:
                 decoder = speculative if drafting else plain
+                meter.start()
                 result = generate_once(bundle, decoder, prompt.text, case.params, round_number, max_tokens)
+                result = replace(result, joules=meter.taken_j())
                 assert result.tpot_s is not None
+                if result.joules_per_token is not None:
+                    joules[drafting].append(result.joules_per_token)
                 seconds[drafting].append(result.tpot_s)
                 results[drafting] = result
         figures.append(
@@ -77,9 +88,14 @@ def compare_plain(
                 speedup=paired_ratio(seconds[False], seconds[True]),
                 repeat_rate=repeat_rate(results[True].tokens),
                 overhead=overhead_share(results[True]),
+                joules_per_token=_medians(joules[False], joules[True]),
             )
         )
     return tuple(figures)
+
+
+def _medians(plain: Sequence[float], speculative: Sequence[float]) -> tuple[float, float] | None:
+    return (median(plain), median(speculative)) if plain and speculative else None
 
 
 def look_again(
@@ -91,6 +107,7 @@ def look_again(
     below: float,
     rounds: int,
     max_tokens: int,
+    meter: Meter = NO_METER,
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> tuple[PromptFigures, ...]:
     """``figures``, those with a median ``below`` measured anew and longer.
@@ -110,6 +127,7 @@ def look_again(
             (laws[figure.case],),
             rounds=rounds,
             max_tokens=max_tokens,
+            meter=meter,
         )
         found[found.index(figure)] = replace(again, first_look=figure.speedup)
     return tuple(found)

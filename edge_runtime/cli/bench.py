@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import click
@@ -25,6 +26,7 @@ from ..bench.speculation import Case, PromptFigures, compare_plain, look_again
 from ..bench.verdict import NEVER_SLOWER, Verdict, engine_verdicts, serving_verdicts, speculation_verdicts
 from ..loading import LoadedBundle, LoadSettings, load_bundle
 from ..sampling import SamplingParams
+from ..telemetry.meter import Meter, board_meter
 
 _GREEDY = Case("greedy", SamplingParams(temperature=0.0))
 _SAMPLED = Case("sampled", SamplingParams(temperature=1.0, top_k=64, top_p=0.95))
@@ -68,7 +70,7 @@ def bench(
     serving: ServingFigures | None = None
     console = Console()
     try:
-        with _progress() as progress:
+        with _progress() as progress, board_meter() as meter:
             if only in (None, "peers"):
                 loaded.close()  # one model in memory at a time: it would count in no figure, and yet disturb
                 peers = _peers(loaded, gguf, Plan(rounds=rounds, threads=threads, context=context), progress)
@@ -77,11 +79,12 @@ def bench(
                 cases = (_GREEDY, _SAMPLED)
                 decoder = loaded.decoder()
                 drafts = compare_plain(
-                    loaded, decoder, prompts(), cases, rounds=rounds, max_tokens=tokens, progress=progress
-                )
+                    loaded, decoder, prompts(), cases,
+                    rounds=rounds, max_tokens=tokens, meter=meter, progress=progress,
+                )  # fmt: skip
                 drafts = look_again(
                     loaded, decoder, drafts, cases,
-                    below=NEVER_SLOWER, rounds=3 * rounds, max_tokens=tokens, progress=progress,
+                    below=NEVER_SLOWER, rounds=3 * rounds, max_tokens=tokens, meter=meter, progress=progress,
                 )  # fmt: skip
             if only in (None, "serving"):
                 prompt = prompts("open")[0].text
@@ -93,6 +96,7 @@ def bench(
         verdicts += engine_verdicts(peers, size)
     if drafts:
         console.print(_draft_table(drafts))
+        console.print(_energy_line(drafts, meter), highlight=False)
         verdicts += speculation_verdicts(drafts)
     if serving is not None:
         verdicts += serving_verdicts(serving)
@@ -146,6 +150,14 @@ def _draft_table(drafts: tuple[PromptFigures, ...]) -> Table:
             rate, f"{spec.acceptance_length:.2f}", f"{figure.repeat_rate:.0%}",
         )  # fmt: skip
     return table
+
+
+def _energy_line(drafts: tuple[PromptFigures, ...], meter: Meter) -> str:
+    known = [figure.joules_per_token for figure in drafts if figure.joules_per_token is not None]
+    if not known:
+        return f"joules per token: not measured: {meter.reason}"
+    plain, speculative = median(one for one, _ in known), median(other for _, other in known)
+    return f"joules per token, medians over prompts: {plain:.3f} plain, {speculative:.3f} speculative ({meter.reason})"
 
 
 def _write(

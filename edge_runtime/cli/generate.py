@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import click
 from ..generation import Generation, GenerationResult
 from ..loading import LoadedBundle, load_bundle
 from ..session import Session
+from ..telemetry.meter import board_meter
 from ..text.stream import TextStream
 from .interrupt import ends_at_once
 from .options import (
@@ -53,15 +55,18 @@ def generate(prompt: str | None, prompt_file: Path | None, as_json: bool, **give
             policy=given["policy"],
         )
         stream = TextStream(bundle.tokenizer.piece_bytes, stops)
-        with prefill_progress(session.prompt_len) as progress:
-            generation = Generation(decoder, session, stream, progress=progress)
-            pieces = iter(generation)
-            first = next(pieces)
-        output = TextOutput()
-        for piece in itertools.chain((first,), pieces):
-            if not as_json:
-                output.write(piece.text)
-        output.write((json.dumps(_report(bundle, generation.result())) if as_json else "") + "\n")
+        with board_meter() as meter:
+            meter.start()
+            with prefill_progress(session.prompt_len) as progress:
+                generation = Generation(decoder, session, stream, progress=progress)
+                pieces = iter(generation)
+                first = next(pieces)
+            output = TextOutput()
+            for piece in itertools.chain((first,), pieces):
+                if not as_json:
+                    output.write(piece.text)
+            result = replace(generation.result(), joules=meter.taken_j())
+        output.write((json.dumps(_report(bundle, result)) if as_json else "") + "\n")
     finally:
         bundle.close()
 
@@ -71,7 +76,11 @@ def _report(bundle: LoadedBundle, result: GenerationResult) -> dict[str, Any]:
         "text": result.text,
         "tokens": result.tokens,
         "finish_reason": result.finish_reason,
-        "usage": {"prompt_tokens": result.prompt_tokens, "completion_tokens": len(result.tokens)},
+        "usage": {
+            "prompt_tokens": result.prompt_tokens,
+            "completion_tokens": len(result.tokens),
+            "energy": {"joules": result.joules, "joules_per_token": result.joules_per_token},
+        },
         "timings": {
             "load_s": bundle.load_s,
             "ttft_ms": _ms(result.ttft_s),

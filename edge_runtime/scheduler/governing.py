@@ -66,6 +66,8 @@ class BoardNow:
     """Mean wait behind the last turns."""
     joules_per_token: float | None
     """Of the last turns, waits and prompts included."""
+    busy_s: float
+    """In turns since the start, waits left out."""
 
 
 class Governing:
@@ -150,8 +152,9 @@ class Governing:
     def now(self) -> BoardNow:
         readings = self._readings
         if readings is None:
-            return BoardNow(None, None, self.budget, self._pace_s, None)
+            return BoardNow(None, None, self.budget, self._pace_s, None, self._activity.busy_s)
         spent = list(self._spent)
         tokens = sum(count for _, count in spent)
         joules_per_token = sum(joules for joules, _ in spent) / tokens if tokens else None
-        return BoardNow(readings.latest, readings.energy(), self.budget, self._pace_s, joules_per_token)
+        latest, energy = readings.latest, readings.energy()
+        return BoardNow(latest, energy, self.budget, self._pace_s, joules_per_token, self._activity.busy_s)

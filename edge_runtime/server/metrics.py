@@ -141,6 +141,8 @@ def _of_board(status: Status) -> Iterator[Metric]:
     clock_hz = None if board.gpu_clock_mhz is None else board.gpu_clock_mhz * 1e6
     yield from _known("gpu_clock_hertz", "Of the GPU.", clock_hz)
     yield from _known("joules_per_token", "Of the last tokens.", board.joules_per_token)
+    if board.busy_s is not None:
+        yield _counter("engine_busy_seconds", "In turns of answers, waits left out.", board.busy_s)
     if board.joules is not None:
         yield _counter("energy_joules", "That the board took while its power was read.", board.joules)
     allowed_w = None if budget.power_mw is None else budget.power_mw / 1000.0

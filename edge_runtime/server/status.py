@@ -48,7 +48,7 @@ def _board(board: BoardNow) -> BoardStatus:
     sample = board.sample
     joules = None if board.energy is None or not board.energy.measured_s else board.energy.joules
     if sample is None:
-        return BoardStatus(throttle_state=board.budget.state, joules=joules)
+        return BoardStatus(throttle_state=board.budget.state, joules=joules, busy_s=board.busy_s)
     hottest, clock_mhz = sample.hottest, sample.gpu.clock_mhz
     return BoardStatus(
         power_mw=sample.power_mw,
@@ -59,6 +59,7 @@ def _board(board: BoardNow) -> BoardStatus:
         joules=joules,
         power_mode=sample.power_mode,
         source=sample.source,
+        busy_s=board.busy_s,
     )
 
 
