@@ -19,9 +19,9 @@ _INTERVAL_S = 1.0
 """Readings are averaged over so much time at least before the power of steps is learnt from them."""
 _STEADY = 2
 """Intervals that must be alike before one is learnt from: readings are late, and sensors slow."""
-_CAP_SHARE = 0.993
+_CAP_SHARE = 0.99
 """Of a power cap: what is aimed at,"""
-_YOUNG_SHARE, _YOUNG_S = 0.03, 20.0
+_YOUNG_SHARE, _YOUNG_S = 0.03, 30.0
 """and so much less while what steps draw has been seen for less than some seconds."""
 _WINDOW_S = 7.0
 """What was drawn beyond the cap in so much time is taken back in the next seconds: a cap is a mean over ten."""
