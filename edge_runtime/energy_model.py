@@ -18,7 +18,7 @@ _MEMORY_S = 900.0
 """Of work, for the coefficients: what a row costs does not change, and a long memory has seen more kinds of steps."""
 _KNOWN_S = 0.2
 """Of busy time, from which there is something to go by."""
-_OFFSET_S, _SLOWEST_OFFSET_S = 5.0, 120.0
+_OFFSET_S, _SLOWEST_OFFSET_S = 5.0, 200.0
 """Of the offset: as fast as the noise of readings lets it be,"""
 _OFFSET_NOISE = 0.005
 """relative to the power."""

@@ -19,12 +19,16 @@ _INTERVAL_S = 1.0
 """Readings are averaged over so much time at least before the power of steps is learnt from them."""
 _STEADY = 2
 """Intervals that must be alike before one is learnt from: readings are late, and sensors slow."""
-_CAP_SHARE = 0.99
+_CAP_SHARE = 0.998
 """Of a power cap: what is aimed at,"""
 _YOUNG_SHARE, _YOUNG_S = 0.03, 30.0
 """and so much less while what steps draw has been seen for less than some seconds."""
+_MOST_FOR_A_STEP = 0.02
+"""Of a cap: what is left free for a step that may be one too many in its window."""
+_MEAN_S = 10.0
+"""A cap is a mean over so much time."""
 _WINDOW_S = 7.0
-"""What was drawn beyond the cap in so much time is taken back in the next seconds: a cap is a mean over ten."""
+"""What was drawn beyond the cap in so much time is taken back in the rest of that."""
 _BELOW_LIMIT_C = 0.6
 """Of a temperature limit: what is aimed at."""
 _FORGOTTEN_S = 30.0
@@ -70,7 +74,9 @@ class Lessons:
     working: Rates = Rates()
     """and of the last that had work."""
     drafts_a_step: float = 0.0
-    """Mean K of the last interval with steps."""
+    """Mean K of the last interval with steps,"""
+    step_s: float = 0.0
+    """and mean seconds of one."""
     alike: int = 0
     """Intervals before this one that were like it."""
     excess: tuple[tuple[float, float], ...] = ()
@@ -124,7 +130,7 @@ def govern(
     blind = _blind(memory, limits, now_s)
     if blind:
         return _stale(memory, limits, blind, now_s)
-    cap_w = _aim(memory.energy, limits)
+    cap_w = _aim(memory.lessons, limits)
     heat_w = _by_heat(memory, limits)
     # Where both are as tight, the reason that was given stays.
     near = 1.0 + _NEAR if memory.reason.startswith(_HEAT) else 1.0 - _NEAR
@@ -141,7 +147,7 @@ def _heard(memory: GovernorMemory, limits: Limits, sample: Sample, activity: Act
         # Never read, so what steps draw is a matter of speaking.
         power_w = _NOMINAL_IDLE_W + _NOMINAL_BUSY_W * lessons.rates.duty
     read = sample.power_mw is not None or power_s is None
-    cap_w = _aim(lessons.energy, limits)
+    cap_w = _aim(lessons, limits)
     thermal, temperature_s, zone, hottest = memory.thermal, memory.temperature_s, memory.zone, sample.hottest
     warm_c = None if thermal is None else thermal.temperature_c
     interval, lessons = _averaged(memory.interval, lessons, power_w if read else None, warm_c, cap_w, activity, now_s)
@@ -183,6 +189,7 @@ def _averaged(
         rates,
         rates if rates.duty > 0.0 else lessons.working,
         (activity.drafts - before.drafts) / steps if steps else lessons.drafts_a_step,
+        (activity.busy_s - before.busy_s) / steps if steps else lessons.step_s,
         alike,
         _recent((*lessons.excess, (seconds, mean_w - cap_w))),
     )
@@ -207,10 +214,14 @@ class _Allowed:
     cause: str
 
 
-def _aim(energy: EnergyModel, limits: Limits) -> float:
+def _aim(lessons: Lessons, limits: Limits) -> float:
     if limits.power_mw is None:
         return math.inf
-    return limits.power_mw / 1e3 * (_CAP_SHARE - _YOUNG_SHARE * math.exp(-energy.worked_s / _YOUNG_S))
+    cap_w = limits.power_mw / 1e3
+    # A window may hold up to one step more than its share.
+    step_j = max(0.0, lessons.energy.full_w(lessons.working) - cap_w) * min(lessons.step_s, 1.0)
+    young = _YOUNG_SHARE * math.exp(-lessons.energy.worked_s / _YOUNG_S)
+    return cap_w * (_CAP_SHARE - young) - min(0.5 * step_j / _MEAN_S, _MOST_FOR_A_STEP * cap_w)
 
 
 def _paid_back(memory: GovernorMemory, cap_w: float) -> float:
@@ -221,7 +232,7 @@ def _paid_back(memory: GovernorMemory, cap_w: float) -> float:
     over_w = sum(seconds * watts for seconds, watts in excess) / total_s
     # What readings err by is no excess.
     over_w -= 2.0 * memory.energy.residual_w / math.sqrt(max(1.0, total_s))
-    return cap_w - max(0.0, over_w) * total_s / (10.0 - _WINDOW_S)
+    return cap_w - max(0.0, over_w) * total_s / (_MEAN_S - _WINDOW_S)
 
 
 def _by_heat(memory: GovernorMemory, limits: Limits) -> float:
