@@ -169,7 +169,7 @@ def test_the_text_ends_where_the_context_does() -> None:
 
 def test_an_empty_prompt_is_a_text_from_its_beginning() -> None:
     given = report("--max-tokens", "5", prompt="")
-    assert given["usage"] == {"prompt_tokens": 1, "completion_tokens": 5}
+    assert (given["usage"]["prompt_tokens"], given["usage"]["completion_tokens"]) == (1, 5)
 
 
 def test_prompt_from_a_file_and_from_stdin(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import subprocess
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -38,6 +39,7 @@ drain_s: 5
 _PROMPT = "Write down what happened on the river that day, from the morning on."
 _LOOK_S = 0.25
 _LOADS_S = 300.0
+_CAP_S = 10.0
 _K = 2
 """Drafts of the steps that the plant reckons with."""
 
@@ -68,23 +70,41 @@ class LiveRun:
     """Of the daemon's readings."""
 
     @property
-    def over_c(self) -> float:
+    def over_c(self) -> float | None:
         """Most above the limit; below 0 where it was never reached."""
-        assert self.limit_c is not None
+        if self.limit_c is None:
+            return None
         return max(one.temperature_c for one in self.moments) - self.limit_c
 
     @property
-    def over_s(self) -> float:
+    def over_s(self) -> float | None:
         """The longest time above it."""
-        longest = since = 0.0
-        above = False
+        if self.limit_c is None:
+            return None
+        longest, since = 0.0, None
         for one in self.moments:
-            if one.temperature_c > (self.limit_c or 0.0):
-                since = since if above else one.time_s
-                longest, above = max(longest, one.time_s - since), True
-            else:
-                above = False
+            if one.temperature_c <= self.limit_c:
+                since = None
+                continue
+            since = one.time_s if since is None else since
+            longest = max(longest, one.time_s - since)
         return longest
+
+    @property
+    def over_power(self) -> float | None:
+        """The highest mean over ten seconds, relative to the cap, less 1."""
+        if self.cap_w is None:
+            return None
+        times = [0.0, *(one.time_s for one in self.moments)]
+        joules = [0.0]
+        for before_s, one in zip(times, self.moments, strict=False):
+            joules.append(joules[-1] + one.power_w * (one.time_s - before_s))
+        means = [
+            (joules[last] - joules[first]) / (times[last] - times[first])
+            for last in range(len(times))
+            if (first := bisect_right(times, times[last] - _CAP_S) - 1) >= 0
+        ]
+        return max(means, default=0.0) / self.cap_w - 1.0
 
     @property
     def tokens_per_s(self) -> float:
@@ -119,17 +139,22 @@ def run_live(
             args=(tree, moving, lambda: busy.duty, _K, lambda: busy.over, time.monotonic, time.sleep),
             daemon=True,
         )
-        stack.callback(lambda: (setattr(busy, "over", True), driving.join()))
+        stack.callback(_end, busy, driving)
         driving.start()
         asking = [threading.Thread(target=_ask, args=(client, busy), daemon=True) for _ in range(clients)]
         for thread in asking:
+            stack.callback(_end, busy, thread)
             thread.start()
         moments, changes, status = _watch(client, moving, busy, seconds, progress)
-        busy.over = True
         return LiveRun(
             limit_c, None if cap_mw is None else cap_mw / 1e3, moments, changes, status.board.joules_per_token,
             status.board.source,
         )  # fmt: skip
+
+
+def _end(busy: SimpleNamespace, thread: threading.Thread) -> None:
+    busy.over = True
+    thread.join()
 
 
 @contextmanager
@@ -185,7 +210,7 @@ def _watch(
     began_s = last_s = time.monotonic()
     status = client.status()
     before = status.board.busy_s or 0.0
-    first, joules = status.speed.generated_tokens, plant.joules
+    first, joules, drawn_s = status.speed.generated_tokens, plant.joules, plant.time_s
     moments: list[Moment] = []
     changes: list[tuple[float, str, str]] = []
     while last_s - began_s < seconds:
@@ -200,7 +225,7 @@ def _watch(
             Moment(
                 now_s - began_s,
                 plant.die_c,
-                (plant.joules - joules) / max(1e-9, now_s - last_s),
+                (plant.joules - joules) / max(1e-9, plant.time_s - drawn_s),
                 plant.clock_mhz,
                 busy.duty,
                 state,
@@ -208,6 +233,6 @@ def _watch(
                 status.requests.refused,
             )
         )
-        before, last_s, joules = done_s, now_s, plant.joules
+        before, last_s, joules, drawn_s = done_s, now_s, plant.joules, plant.time_s
         progress(min(1.0, (now_s - began_s) / seconds))
     return tuple(moments), tuple(changes), status
