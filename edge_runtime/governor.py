@@ -19,7 +19,7 @@ _INTERVAL_S = 1.0
 """Readings are averaged over so much time at least before the power of steps is learnt from them."""
 _STEADY = 2
 """Intervals that must be alike before one is learnt from: readings are late, and sensors slow."""
-_CAP_SHARE = 0.998
+_CAP_SHARE = 0.993
 """Of a power cap: what is aimed at,"""
 _YOUNG_SHARE, _YOUNG_S = 0.03, 30.0
 """and so much less while what steps draw has been seen for less than some seconds."""
