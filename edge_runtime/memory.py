@@ -1,7 +1,7 @@
 """What a bundle needs, what a device has, and whether the one fits into the other. Pure: knows no file and no engine.
 
-Bytes are those that stay resident in one process, its own and mapped ones. Figures of a CPU are checked against a
-process (docs/memory.md); those of CUDA follow from what an engine is given, and no board has confirmed them.
+Bytes are those that stay resident in one process, its own and mapped ones. They follow from what an engine is given;
+how far a process agrees is told by ``edge-runtime plan --measure``. No board has confirmed those of CUDA.
 """
 
 from __future__ import annotations
