@@ -218,7 +218,7 @@ def test_hang_ups(tmp_path: Path, config: Path) -> None:
             assert client.health().ready
             assert client.complete("Hi", max_tokens=2).text
         assert status.memory.budget_bytes == 100_000_000
-        assert len(running.log_lines("error reload failed")) == 2
+        assert len(running.log_lines("error reload failed")) == 3
         # And the next one that can be is tried anew.
         write_config(config, tiny.bundle_without_draft())
         reload(running)
