@@ -1,13 +1,19 @@
-"""Does a daemon grow by every bundle that it swaps in? On the real Gemma: a small one would not show it."""
+"""Does a daemon grow by what it swaps in, or by what it does? On the real Gemma: a small one would not show it."""
 
 from __future__ import annotations
 
 import threading
 from pathlib import Path
 
+import numpy as np
+
 from edge_runtime.config import Config, EngineConfig
+from edge_runtime.generation import Generation
 from edge_runtime.resident import resident
+from edge_runtime.sampling import SamplingParams
 from edge_runtime.server.preparing import prepare
+from edge_runtime.session import Session
+from edge_runtime.text.stream import TextStream
 
 
 def test_a_model_that_was_let_go_leaves_nothing(exact_bundle: Path) -> None:
@@ -24,3 +30,25 @@ def test_a_model_that_was_let_go_leaves_nothing(exact_bundle: Path) -> None:
         thread.join()
         left.append(resident().anonymous)
     assert left[-1] - left[0] < 60e6, left
+
+
+def test_after_loading_nothing_grows(exact_bundle: Path) -> None:
+    """Long prompts, both slots, greedy and drawn, full rows fetched: all of it was paid for at load."""
+    model = prepare(Config(str(exact_bundle), EngineConfig(sessions=2, context=512, verify_hashes=False)))
+    served, target = model.served, model.served.decoder.target
+    prompt = np.array(model.tokenizer.encode("The licence says that " * 60), np.int64)[:200]
+    laws = (SamplingParams(temperature=0.0), SamplingParams(temperature=1.0))
+
+    def answer(slot: int, params: SamplingParams) -> None:
+        session = Session(target.info, prompt, params, slot=slot, max_tokens=12)
+        for _ in Generation(served.decoder, session, TextStream(served.piece_bytes)):
+            pass
+        served.decoder.drafter.reset(slot)
+
+    loaded = resident().anonymous
+    for slot in (0, 1):
+        for params in laws:
+            answer(slot, params)
+    grown = resident().anonymous - loaded
+    served.close()
+    assert grown < 8e6, grown
