@@ -153,6 +153,8 @@ class TextMemory:
     """Source -> tokens of the text that its cache has."""
     granted: int = 0
     """Tokens that it may be fed without the ledger's paying."""
+    offered: int = 0
+    """Steps that were drafted for nothing: a model had no part in them."""
     committed: int = 0
 
 

@@ -12,7 +12,7 @@ from choosing import Named, choosing, seconds, told_costs
 from test_cost import CPU
 from test_decoder_sampling import LikelyButWrong, chi_square_excess
 
-from edge_runtime.choice import TextMemory
+from edge_runtime.choice import TextChoice, TextMemory
 from edge_runtime.cost import CostTable, step_seconds
 from edge_runtime.decoder import Decoder
 from edge_runtime.drafters.chooser import Ask, Chooser, Offer
@@ -180,6 +180,15 @@ def test_a_long_prompt_does_not_silence_a_draft_model_for_good() -> None:
         assert (session.totals.drafted > 50) == drafts
         # Where it does not pay, it was not fed at all.
         assert draft.kv_len(0) > 0 or not drafts
+
+
+@pytest.mark.parametrize("offered", [0, 40])
+def test_a_model_is_not_fed_a_prompt_for_steps_that_are_drafted_for_nothing(offered: int) -> None:
+    """A copying answer leaves it a few steps: they do not win back what the whole prompt takes."""
+    chooser, memory = Chooser(told_costs(FLAT, {"good": (0.001, 0.0001)}), [("good", 5)], 5, 31), TextMemory()
+    memory.choice, memory.offered = TextChoice(step=40), offered
+    plan = chooser.choose(Ask(40, 500, 499, 64, True), [], memory)
+    assert (plan.source == "good") == (offered == 0), plan.reason
 
 
 def test_a_text_that_only_one_half_of_suits_each_drafter() -> None:

@@ -48,6 +48,8 @@ _FIRST_REACH = 4
 """Largest K of a prediction before it has shown anything; it doubles with what was kept."""
 _TYPICAL = 64.0
 """Tokens of an answer, before any was seen."""
+_FEE = 0.5
+"""Of what a model is expected to win in a text: what may be paid to feed it the prompt."""
 _SILENCE = 16
 """Steps for which a drafter that had nothing to say is left alone."""
 _TRIALS = 2
@@ -158,6 +160,7 @@ class Chooser:
                 memory.shadows[one.key] = Shadow(offer.tokens[: one.most].tolist())
         if not decision.k:
             return LengthPlan(0, "batched", decision.reason)
+        memory.offered += decision.source not in self._names
         return self._plan(decision, next(one for one in candidates if one.key == decision.key), ask, memory)
 
     def observe(
@@ -212,7 +215,9 @@ class Chooser:
             return self._candidate(key, name, kept, table, most)
         upfront_s, best = missing * table.catch_up_s, self._best(key, kept, table, most)
         # The whole prompt is no guess's price but an entry fee: due where the answer is expected to win it back.
-        won_s = min(float(ask.left), self._typical) * table.plain_s * max(0.0, 1.0 - 1.0 / best.gain)
+        # Steps that are drafted for nothing are not its own, and what is expected of it may not come true.
+        share = _FEE * (1.0 - memory.offered / (memory.choice.step + 1))
+        won_s = share * min(float(ask.left), self._typical) * table.plain_s * max(0.0, 1.0 - 1.0 / best.gain)
         charged_s = 0.0 if fed == 0 and upfront_s <= won_s else upfront_s
         return self._candidate(key, name, kept, table, most, upfront_s, charged_s)
 
