@@ -21,7 +21,7 @@ _STEADY = 2
 """Intervals that must be alike before one is learnt from: readings are late, and sensors slow."""
 _CAP_SHARE = 0.993
 """Of a power cap: what is aimed at,"""
-_YOUNG_SHARE, _YOUNG_S = 0.03, 30.0
+_YOUNG_SHARE, _YOUNG_S = 0.06, 20.0
 """and so much less while what steps draw has been seen for less than some seconds."""
 _MOST_FOR_A_STEP = 0.02
 """Of a cap: what is left free for a step that may be one too many in its window."""

@@ -22,6 +22,8 @@ _KEPT_S = 10.0
 """Hysteresis: for so long it counts behind the last sign of it."""
 _FIRST_HOLD_S, _LONGEST_HOLD_S = 30.0, 600.0
 """Without an over-current event, before K may be one more; doubled each time that this was too much."""
+_LATE_S = 3.0
+"""Behind a cut, in which events may be those of longer drafts."""
 _FREE = 16
 """Drafts from which a cut is none."""
 
@@ -40,6 +42,10 @@ class ThrottleWatch:
     hold_s: float = _FIRST_HOLD_S
     raise_s: float = math.inf
     """When K may be one more."""
+    cut_s: float = -math.inf
+    """When K was cut last."""
+    free_until_s: float = -math.inf
+    """Up to then K is not cut: it did not help."""
 
     def throttled(self, now_s: float) -> bool:
         return now_s < self.until_s
@@ -89,11 +95,17 @@ def _throttles(name: str) -> bool:
 
 
 def _shortened(watch: ThrottleWatch, drafts_a_step: float, now_s: float) -> ThrottleWatch:
-    hold_s = watch.hold_s if watch.most_drafts is None else min(2.0 * watch.hold_s, _LONGEST_HOLD_S)
+    if now_s < watch.free_until_s:
+        return watch
     most = max(0, math.ceil(drafts_a_step - 0.25) - 1)
-    if watch.most_drafts is not None:
+    if watch.most_drafts is None:
+        return replace(watch, most_drafts=most, cut_s=now_s, raise_s=now_s + watch.hold_s)
+    if now_s - watch.cut_s < _LATE_S:
         # The counter may still show what the longer drafts before did.
-        fresh = watch.raise_s - now_s > watch.hold_s - _SURE_S
-        most = watch.most_drafts if fresh else min(most, watch.most_drafts)
-        hold_s = watch.hold_s if fresh else hold_s
-    return replace(watch, most_drafts=most, hold_s=hold_s, raise_s=now_s + hold_s)
+        return replace(watch, raise_s=now_s + watch.hold_s)
+    if watch.most_drafts == 0:
+        # Steps without any draft trip the alarm as well (they may even draw more): cutting helps nothing.
+        return replace(watch, most_drafts=None, raise_s=math.inf, free_until_s=now_s + _LONGEST_HOLD_S)
+    hold_s = min(2.0 * watch.hold_s, _LONGEST_HOLD_S)
+    most = min(most, watch.most_drafts - 1)
+    return replace(watch, most_drafts=most, cut_s=now_s, hold_s=hold_s, raise_s=now_s + hold_s)

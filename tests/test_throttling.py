@@ -63,6 +63,18 @@ def test_over_current_events_cut_drafts_and_time_brings_them_back() -> None:
     assert calm.most_drafts == 3
 
 
+def test_where_plain_steps_trip_the_alarm_too_drafts_are_let_be() -> None:
+    watch = _watched(ThrottleWatch(), _sample(events=0), 0.0)
+    cuts = []
+    for half_second in range(1, 120):
+        k = 4.0 if watch.most_drafts is None else float(watch.most_drafts)
+        watch = _watched(watch, _sample(events=half_second), 0.5 * half_second, k=k)
+        cuts.append(watch.most_drafts)
+    assert 0 in cuts
+    assert cuts[-1] is None
+    assert watch.throttled(60.0)
+
+
 def test_k_0_cannot_be_cut_and_a_cut_ends() -> None:
     watch = _watched(ThrottleWatch(), _sample(events=0), 0.0)
     watch = _watched(watch, _sample(events=1), 1.0, k=0.0)
