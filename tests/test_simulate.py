@@ -140,6 +140,9 @@ def test_the_command_studies_many_plants(tmp_path: Path) -> None:
         (("--plants", "2", "--plot", "x.svg"), "--plants makes many"),
         (("--minutes", "0"), "--minutes"),
         (("--plot", "x.txt"), "must end in"),
+        (("--bundle", "nowhere"), "does not exist"),
+        (("--bundle", ".", "--plants", "2"), "not with --plants"),
+        (("--bundle", ".", "--without-governor"), "not with --without-governor"),
     ],
 )
 def test_the_command_refuses_in_one_line(options: tuple[str, ...], words: str) -> None:

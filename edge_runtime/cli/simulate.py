@@ -26,6 +26,7 @@ from .simulate_tables import changes_table, course, floors_table, held_table, pl
 
 _DEFAULT_LIMIT_C = 90.0
 _DEFAULT_MINUTES = 20.0
+_LIVE_MINUTES = 2.0
 
 
 @click.command()
@@ -33,8 +34,8 @@ _DEFAULT_MINUTES = 20.0
               help=f"One of {', '.join(board.name for board in BOARDS)}.")  # fmt: skip
 @click.option("--ambient", type=click.FloatRange(-40.0, 100.0), default=25.0, show_default=True, metavar="C",
               help="Temperature of the air.")  # fmt: skip
-@click.option("--minutes", type=click.FloatRange(0.5, 600.0), default=_DEFAULT_MINUTES, show_default=True,
-              help="Of the board's time.")  # fmt: skip
+@click.option("--minutes", type=click.FloatRange(0.5, 600.0), metavar="N",
+              help=f"Of the board's time.  [default: {_DEFAULT_MINUTES:g}; with --bundle {_LIVE_MINUTES:g}]")
 @click.option("--temperature-limit", type=click.FloatRange(0.0, 110.0), default=_DEFAULT_LIMIT_C, show_default=True,
               metavar="C", help="What the governor is to keep.")  # fmt: skip
 @click.option("--power-limit", type=click.FloatRange(0.1), metavar="W",
@@ -43,6 +44,9 @@ _DEFAULT_MINUTES = 20.0
 @click.option("--seed", type=int, default=1, show_default=True, help="Of texts and of what sensors err by.")
 @click.option("--plants", type=click.IntRange(1), metavar="N",
               help="Instead of a board: so many random plants, of which the governor knows nothing.")  # fmt: skip
+@click.option("--bundle", metavar="DIR", type=click.Path(path_type=Path, exists=True, file_okay=False),
+              help="Instead of made-up steps: the real daemon serves it, and the real jtop service reads the board. "
+                   "In real time; needs root.")  # fmt: skip
 @click.option("--plot", "plot_path", type=click.Path(path_type=Path), help="Draw it: a .svg, .png or .pdf file.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the figures here.")
 @click.option("--strict", is_flag=True, help="Exit code 1 where something was not held.")
@@ -51,14 +55,44 @@ def simulate(**given: Any) -> None:
     console = Console(width=None if sys.stdout.isatty() else 100)
     if given["plants"] is not None and given["plot_path"] is not None:
         raise click.UsageError("--plot draws one run, and --plants makes many")
+    if given["bundle"] is not None:
+        refused = [name for name in ("plants", "plot_path", "without_governor") if given[name]]
+        if refused:
+            raise click.UsageError(f"--bundle runs the daemon as it is: not with --{_option(refused[0])}")
+    if given["minutes"] is None:
+        given["minutes"] = _DEFAULT_MINUTES if given["bundle"] is None else _LIVE_MINUTES
     if given["plot_path"] is not None:
         check_plot(given["plot_path"])
-    if given["plants"] is not None:
+    if given["bundle"] is not None:
+        held = _live(console, given)
+    elif given["plants"] is not None:
         held = _many(console, given)
     else:
         held = _one(console, given)
     if given["strict"] and not held:
         raise SystemExit(1)
+
+
+def _option(name: str) -> str:
+    return name.removesuffix("_path").replace("_", "-")
+
+
+def _live(console: Console, given: dict[str, Any]) -> bool:
+    from .simulate_live import live
+
+    board = board_named(given["board"])
+    watts = given["power_limit"] or board.default.budget_w
+    with Progress(console=Console(stderr=True), transient=True) if sys.stderr.isatty() else nullcontext() as bars:
+        task = None if bars is None else bars.add_task("the daemon on a board", total=1.0)
+
+        def report(share: float) -> None:
+            if bars is not None and task is not None:
+                bars.update(task, completed=share)
+
+        return live(
+            console, given["bundle"], board, given["ambient"], given["temperature_limit"], watts,
+            60.0 * given["minutes"], given["json_path"], report,
+        )  # fmt: skip
 
 
 def _one(console: Console, given: dict[str, Any]) -> bool:
