@@ -19,6 +19,9 @@ _INTERVAL_S = 1.0
 """Readings are averaged over so much time at least before the power of steps is learnt from them."""
 _STEADY = 2
 """Intervals that must be alike before one is learnt from: readings are late, and sensors slow."""
+_WIDE_S = 6.0
+"""Where none are, as with several clients and waits between turns: the mean of so much time, to which what is late at
+its ends matters little."""
 _CAP_SHARE = 0.993
 """Of a power cap: what is aimed at,"""
 _YOUNG_SHARE, _YOUNG_S = 0.06, 20.0
@@ -77,6 +80,8 @@ class Lessons:
     """Mean K of the last interval with steps,"""
     step_s: float = 0.0
     """and mean seconds of one."""
+    wide: Interval | None = None
+    """Since one was learnt from."""
     alike: int = 0
     """Intervals before this one that were like it."""
     excess: tuple[tuple[float, float], ...] = ()
@@ -169,29 +174,45 @@ def _averaged(
     activity: Activity, now_s: float,
 ) -> tuple[Interval, Lessons]:  # fmt: skip
     if interval is None or now_s - interval.began_s > _FORGOTTEN_S:
-        return Interval(now_s, activity), replace(lessons, rates=Rates(), excess=())
+        return Interval(now_s, activity), replace(lessons, rates=Rates(), wide=None, excess=())
     if power_w is not None:
         interval = Interval(interval.began_s, interval.activity, interval.sum_w + power_w, interval.readings + 1)
     seconds, before = now_s - interval.began_s, interval.activity
     if seconds < _INTERVAL_S or not interval.readings:
         return interval, lessons
-    rates = Rates(
-        min(1.0, (activity.busy_s - before.busy_s) / seconds),
-        (activity.rows - before.rows) / seconds,
-        (activity.drafts - before.drafts) / seconds,
-    )
+    rates = _rates(before, activity, seconds)
     mean_w, steps = interval.sum_w / interval.readings, activity.steps - before.steps
     energy, alike = lessons.energy, lessons.alike + 1 if rates.like(lessons.rates) else 0
+    wide = _joined(lessons.wide, interval)
     if alike >= _STEADY:
-        energy = learnt(energy, rates, mean_w, seconds, temperature_c)
+        energy, wide = learnt(energy, rates, mean_w, seconds, temperature_c), None
+    elif now_s - wide.began_s >= _WIDE_S:
+        whole_s = now_s - wide.began_s
+        whole = _rates(wide.activity, activity, whole_s)
+        energy, wide = learnt(energy, whole, wide.sum_w / wide.readings, whole_s, temperature_c), None
     return Interval(now_s, activity), Lessons(
         energy,
         rates,
         rates if rates.duty > 0.0 else lessons.working,
         (activity.drafts - before.drafts) / steps if steps else lessons.drafts_a_step,
         (activity.busy_s - before.busy_s) / steps if steps else lessons.step_s,
+        wide,
         alike,
         _recent((*lessons.excess, (seconds, mean_w - cap_w))),
+    )
+
+
+def _joined(wide: Interval | None, last: Interval) -> Interval:
+    if wide is None:
+        return last
+    return Interval(wide.began_s, wide.activity, wide.sum_w + last.sum_w, wide.readings + last.readings)
+
+
+def _rates(before: Activity, after: Activity, seconds: float) -> Rates:
+    return Rates(
+        min(1.0, (after.busy_s - before.busy_s) / seconds),
+        (after.rows - before.rows) / seconds,
+        (after.drafts - before.drafts) / seconds,
     )
 
 

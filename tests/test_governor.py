@@ -185,6 +185,28 @@ def test_over_current_events_shorten_drafts() -> None:
     assert (budget.state, budget.max_draft_tokens) == ("throttled", DRAFTS - 1)
 
 
+@pytest.mark.parametrize("late_s", [0.0, 0.5, 1.0])
+def test_a_load_that_is_never_the_same_twice_is_learnt_from_as_well(late_s: float) -> None:
+    """Several clients, waits between turns: no second is like the one before, and what steps draw is known all the
+    same."""
+    limits, memory, activity = Limits(power_mw=10_000), GovernorMemory(), Activity()
+    duties = [0.9, 0.2, 0.6, 0.1, 0.7, 0.3, 0.85, 0.15]
+    watts: list[float] = []
+    for tick in range(400):
+        now_s, duty = 100.0 + 0.25 * tick, duties[tick // 4 % len(duties)] if tick > 40 else 0.0
+        steps = 0.25 * duty / STEP_S
+        activity = replace(
+            activity, busy_s=activity.busy_s + 0.25 * duty, rows=activity.rows + round(ROWS * steps),
+            drafts=activity.drafts + round(DRAFTS * steps), steps=activity.steps + round(steps), waiting=True,
+        )  # fmt: skip
+        watts.append(IDLE_W + BUSY_W * duty)
+        read_w = watts[max(0, tick - round(late_s / 0.25))]
+        sample = Sample(now_s, "test", power_mw=round(1e3 * read_w), zones=(Zone("tj", 50.0),))
+        budget, memory = govern(memory, limits, sample, activity, now_s)
+    assert budget.state == "warm" and "not known" not in budget.reason and budget.max_draft_tokens is None
+    assert memory.energy.full_w(memory.lessons.working) == pytest.approx(IDLE_W + BUSY_W, rel=0.15)
+
+
 def test_the_same_sample_teaches_nothing_twice() -> None:
     board = _running(Limits(power_mw=10_000))
     before = board.memory
