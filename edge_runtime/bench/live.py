@@ -64,7 +64,7 @@ class LiveRun:
     cap_w: float | None
     moments: tuple[Moment, ...]
     changes: tuple[tuple[float, str, str], ...]
-    """(seconds, state, reason), each time that the state was another."""
+    """(seconds, state, reason), each time that the state or its cause was another."""
     joules_per_token: float | None
     source: str | None
     """Of the daemon's readings."""
@@ -204,6 +204,10 @@ def _ask(client: Client, busy: SimpleNamespace) -> None:
             time.sleep(min(2.0, problem.retry_after_s or 1.0))
 
 
+def _cause(reason: str) -> str:
+    return reason.split(":")[0]
+
+
 def _watch(
     client: Client, plant: Plant, busy: SimpleNamespace, seconds: float, progress: Callable[[float], None]
 ) -> tuple[tuple[Moment, ...], tuple[tuple[float, str, str], ...], Status]:
@@ -219,7 +223,7 @@ def _watch(
         done_s = status.board.busy_s or 0.0
         busy.duty = min(1.0, max(0.0, (done_s - before) / (now_s - last_s)))
         state, reason = status.board.throttle_state or "", status.budget.reason or ""
-        if not changes or changes[-1][1] != state:
+        if not changes or (changes[-1][1], _cause(changes[-1][2])) != (state, _cause(reason)):
             changes.append((now_s - began_s, state, reason))
         moments.append(
             Moment(

@@ -50,11 +50,11 @@ def live(
 
 def _course(run: LiveRun) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
-    table.add_column(f"{run.moments[-1].time_s:.0f} s")
+    table.add_column(f"{run.moments[-1].time_s:.0f} s", no_wrap=True)
     table.add_column("", no_wrap=True)
     table.add_column("lowest", justify="right")
     table.add_column("highest", justify="right")
-    every = max(1, len(run.moments) // _COLUMNS)
+    every = -(-len(run.moments) // _COLUMNS)
     shown = run.moments[::every]
     for name, values, form in (
         ("die, C", [one.temperature_c for one in shown], "{:.1f}"),
