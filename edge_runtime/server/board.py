@@ -28,6 +28,11 @@ def governing_of(budget: BudgetConfig, root: Path = Path("/")) -> tuple[Governin
     return Governing(budget.limits, monitor, _turned), monitor
 
 
+def readings(budget: BudgetConfig) -> tuple[object, ...]:
+    """Where they come from: what only a restart changes."""
+    return budget.telemetry, budget.interval_s, budget.recording
+
+
 def _source(budget: BudgetConfig, root: Path) -> tuple[TelemetrySource | None, str]:
     if budget.telemetry == "replay":
         assert budget.recording is not None  # the configuration was checked

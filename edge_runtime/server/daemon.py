@@ -27,7 +27,7 @@ from ..scheduler.scheduler import Scheduler
 from ..scheduler.snapshot import Snapshot
 from ..telemetry.monitor import Monitor
 from .app import create_app
-from .board import governing_of
+from .board import governing_of, readings
 from .connection import uvicorn_config
 from .listeners import Listeners
 from .logs import event, log_to_stderr
@@ -225,6 +225,8 @@ class Daemon:
         self._governing.limits = config.budget.limits
         if config.server != old.server:
             _LOG.warning(event("server section changed: needs a restart"))
+        if readings(config.budget) != readings(old.budget):
+            _LOG.warning(event("budget.telemetry changed: needs a restart"))
         self._keep(replace(config, bundle=old.bundle, engine=old.engine, server=old.server))
         _LOG.info(event("reloaded limits"))
         said = wanted(config)
