@@ -105,7 +105,7 @@ def test_the_socket_is_where_clients_look() -> None:
     unit = settings("edge-runtime.socket")["Socket"]
     assert unit["ListenStream"] == DEFAULT_SOCKET
     assert (unit["SocketMode"], unit["SocketGroup"], unit["DirectoryMode"]) == ("0660", "edge-runtime", "0750")
-    assert len(BOARDS) == 4
+    assert len(BOARDS) == 6
     for path in BOARDS:
         server = read_config(path).server
         assert (server.socket, server.mode, server.group) == (DEFAULT_SOCKET, "0660", "edge-runtime")
