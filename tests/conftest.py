@@ -17,14 +17,15 @@ from typing import Any
 
 import pytest
 from export_runs import ExportRun, watched_export
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from export.checkpoint import open_checkpoint
 from export.demo import demo_checkpoint
 from export.reference import Reference
 
 # Shared cores make a single slow example likely and meaningless.
-settings.register_profile("project", deadline=None)
+# A machine under load is slow, and that is no fault of a test.
+settings.register_profile("project", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("project")
 
 
