@@ -23,8 +23,7 @@ from export.checkpoint import open_checkpoint
 from export.demo import demo_checkpoint
 from export.reference import Reference
 
-# Shared cores make a single slow example likely and meaningless.
-# A machine under load is slow, and that is no fault of a test.
+# Shared cores make slow examples likely and meaningless.
 settings.register_profile("project", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("project")
 
