@@ -22,7 +22,7 @@ _STEADY = 2
 _WIDE_S = 6.0
 """Where none are, as with several clients and waits between turns: the mean of so much time, to which what is late at
 its ends matters little."""
-_CAP_SHARE = 0.993
+_CAP_SHARE = 0.988
 """Of a power cap: what is aimed at,"""
 _YOUNG_SHARE, _YOUNG_S = 0.06, 20.0
 """and so much less while what steps draw has been seen for less than some seconds."""
@@ -32,6 +32,8 @@ _MEAN_S = 10.0
 """A cap is a mean over so much time."""
 _WINDOW_S = 7.0
 """What was drawn beyond the cap in so much time is taken back in the rest of that."""
+_RISE = 0.02
+"""Of a cap, a second, at most: how fast what is allowed follows a cap that rises."""
 _BELOW_LIMIT_C = 0.6
 """Of a temperature limit: what is aimed at."""
 _FORGOTTEN_S = 30.0
@@ -82,6 +84,8 @@ class Lessons:
     """and mean seconds of one."""
     wide: Interval | None = None
     """Since one was learnt from."""
+    most_w: float = 0.0
+    """Mean power of those that were, the highest."""
     alike: int = 0
     """Intervals before this one that were like it."""
     excess: tuple[tuple[float, float], ...] = ()
@@ -113,6 +117,8 @@ class GovernorMemory:
     since_s: float = 0.0
     short_since_s: float | None = None
     """Since when nothing above idle is allowed."""
+    reached: tuple[float, float] | None = None
+    """(when, watts): how far up to its cap it has gone."""
     bound_s: float = -math.inf
     """When limits were last seen to hold steps back."""
 
@@ -140,7 +146,9 @@ def govern(
     # Where both are as tight, the reason that was given stays.
     near = 1.0 + _NEAR if memory.reason.startswith(_HEAT) else 1.0 - _NEAR
     cause = _heat_cause(memory, limits) if heat_w < near * cap_w else _power_cause(limits)
-    return _decided(memory, limits, _Allowed(min(heat_w, cap_w), min(heat_w, _paid_back(memory, cap_w)), cause), now_s)
+    memory = replace(memory, reached=_reached(memory, cap_w, now_s))
+    now_w = min(heat_w, _paid_back(memory, cap_w), memory.reached[1])
+    return _decided(memory, limits, _Allowed(min(heat_w, cap_w), now_w, cause), now_s)
 
 
 def _heard(memory: GovernorMemory, limits: Limits, sample: Sample, activity: Activity, now_s: float) -> GovernorMemory:
@@ -197,6 +205,7 @@ def _averaged(
         (activity.drafts - before.drafts) / steps if steps else lessons.drafts_a_step,
         (activity.busy_s - before.busy_s) / steps if steps else lessons.step_s,
         wide,
+        lessons.most_w if wide is not None else max(lessons.most_w, mean_w),
         alike,
         _recent((*lessons.excess, (seconds, mean_w - cap_w))),
     )
@@ -243,6 +252,16 @@ def _aim(lessons: Lessons, limits: Limits) -> float:
     step_j = max(0.0, lessons.energy.full_w(lessons.working) - cap_w) * min(lessons.step_s, 1.0)
     young = _YOUNG_SHARE * math.exp(-lessons.energy.worked_s / _YOUNG_S)
     return cap_w * (_CAP_SHARE - young) - min(0.5 * step_j / _MEAN_S, _MOST_FOR_A_STEP * cap_w)
+
+
+def _reached(memory: GovernorMemory, cap_w: float, now_s: float) -> tuple[float, float]:
+    """A cap that has risen beyond what was ever drawn is gone up to slowly: what steps draw was learnt where there were
+    few of them."""
+    before = memory.reached
+    if before is None or cap_w == math.inf:
+        return now_s, cap_w
+    known_w = max(before[1], memory.lessons.most_w)
+    return now_s, min(cap_w, known_w + _RISE * cap_w * (now_s - before[0]))
 
 
 def _paid_back(memory: GovernorMemory, cap_w: float) -> float:
