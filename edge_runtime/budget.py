@@ -10,7 +10,7 @@ from typing import Literal
 
 State = Literal["normal", "warm", "throttled", "critical", "stale", "unmonitored"]
 """Warm: K, pace or admission are held back to stay within limits. Throttled: the hardware clocks down by itself, as
-measured. Critical: no setting holds. Stale: what is known of the board is too old. Unmonitored: no limit asks for it."""
+measured. Critical: no setting holds. Stale: what is known is too old. Unmonitored: no limit asks for it."""
 
 
 @dataclass(frozen=True, slots=True)

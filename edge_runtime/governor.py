@@ -146,8 +146,9 @@ def govern(
     # Where both are as tight, the reason that was given stays.
     near = 1.0 + _NEAR if memory.reason.startswith(_HEAT) else 1.0 - _NEAR
     cause = _heat_cause(memory, limits) if heat_w < near * cap_w else _power_cause(limits)
-    memory = replace(memory, reached=_reached(memory, cap_w, now_s))
-    now_w = min(heat_w, _paid_back(memory, cap_w), memory.reached[1])
+    reached = _reached(memory, cap_w, now_s)
+    memory = replace(memory, reached=reached)
+    now_w = min(heat_w, _paid_back(memory, cap_w), reached[1])
     return _decided(memory, limits, _Allowed(min(heat_w, cap_w), now_w, cause), now_s)
 
 
@@ -191,13 +192,14 @@ def _averaged(
     rates = _rates(before, activity, seconds)
     mean_w, steps = interval.sum_w / interval.readings, activity.steps - before.steps
     energy, alike = lessons.energy, lessons.alike + 1 if rates.like(lessons.rates) else 0
-    wide = _joined(lessons.wide, interval)
+    joined = _joined(lessons.wide, interval)
+    wide: Interval | None = joined
     if alike >= _STEADY:
         energy, wide = learnt(energy, rates, mean_w, seconds, temperature_c), None
-    elif now_s - wide.began_s >= _WIDE_S:
-        whole_s = now_s - wide.began_s
-        whole = _rates(wide.activity, activity, whole_s)
-        energy, wide = learnt(energy, whole, wide.sum_w / wide.readings, whole_s, temperature_c), None
+    elif now_s - joined.began_s >= _WIDE_S:
+        whole_s = now_s - joined.began_s
+        whole = _rates(joined.activity, activity, whole_s)
+        energy, wide = learnt(energy, whole, joined.sum_w / joined.readings, whole_s, temperature_c), None
     return Interval(now_s, activity), Lessons(
         energy,
         rates,
