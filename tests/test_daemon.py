@@ -423,7 +423,7 @@ def test_levels_for_the_journal_and_times_for_a_file(tmp_path: Path, config: Pat
     with os.fdopen(reading, "rb") as pipe:
         lines = pipe.read().decode().splitlines()
     assert done.returncode == 2
-    assert [line[:4] for line in lines] == ["<6>l", "<6>l", "<6>s", "erro"], lines
+    assert [line[:4] for line in lines] == ["<6>l", "<6>t", "<6>l", "<6>s", "erro"], lines
 
 
 def test_the_status_as_json_is_the_whole_of_it(tmp_path: Path, config: Path) -> None:
