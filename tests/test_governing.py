@@ -29,15 +29,15 @@ from edge_runtime.testing import FakeEngine
 
 
 class Board:
-    """Readings as a test sets them; each look at them is a new reading."""
+    """Readings as a test sets them; each look at its energy finds 2 J more."""
 
     def __init__(self, temperature_c: float = 40.0, power_w: float = 10.0) -> None:
         self.temperature_c, self.power_w = temperature_c, power_w
-        self.joules = 0.0
+        self.joules = self.time_s = 0.0
 
     @property
     def latest(self) -> Sample:
-        return Sample(time.monotonic(), "test", int(1e3 * self.power_w), zones=(Zone("tj", self.temperature_c),))
+        return Sample(self.time_s, "test", int(1e3 * self.power_w), zones=(Zone("tj", self.temperature_c),))
 
     def energy(self) -> Energy:
         self.joules += 2.0
@@ -82,8 +82,8 @@ def test_a_board_that_no_setting_holds_stops_steps_and_admission_and_goes_on_whe
     board = Board(temperature_c=95.0)
     governing = Governing(Caps(temperature_c=80.0), board)
     for now_s in range(12):
-        board.joules = now_s
-        budget, _ = governing.ask(100.0 + now_s, True), time.sleep(0.001)
+        board.time_s = 100.0 + now_s
+        budget = governing.ask(board.time_s, True)
     assert (budget.state, budget.run, budget.admit) == ("critical", False, False)
     assert budget.retry_after_s is not None and budget.retry_after_s > 0.0
     governing.did(done())
@@ -174,9 +174,9 @@ def test_results_carry_the_energy_of_the_board() -> None:
     assert result.joules is not None and result.joules > 0.0
     assert result.joules_per_token == pytest.approx(result.joules / 8)
     scheduler.close()
-    reader = Reader()
-    scheduler = Scheduler(serve(), Limits())
-    scheduler.submit(scheduler._book._current.served, [(request([1, 2, 3], 8), reader)])
+    served, reader = serve(), Reader()
+    scheduler = Scheduler(served, Limits())
+    scheduler.submit(served, [(request([1, 2, 3], 8), reader)])
     scheduler.start()
     assert reader.result.joules is None and reader.result.joules_per_token is None
     scheduler.close()
