@@ -58,4 +58,4 @@ def test_a_cap_is_a_mean_over_ten_seconds() -> None:
     watts = [10.0] * 10 + [30.0] * 5 + [5.0] * 10
     moments = tuple(Moment(at + 1.0, 50.0, one, 612.0, 0.5, "warm", 0, 0) for at, one in enumerate(watts))
     run = LiveRun(None, 18.0, moments, (), None, "jtop")
-    assert run.over_power == pytest.approx((5 * 10 + 5 * 30) / 10 / 18.0 - 1.0) and run.over_c is None
+    assert run.power_share == pytest.approx((5 * 10 + 5 * 30) / 10 / 18.0) and run.over_c is None

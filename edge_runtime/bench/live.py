@@ -91,8 +91,8 @@ class LiveRun:
         return longest
 
     @property
-    def over_power(self) -> float | None:
-        """The highest mean over ten seconds, relative to the cap, less 1."""
+    def power_share(self) -> float | None:
+        """The highest mean over ten seconds, of the cap."""
         if self.cap_w is None:
             return None
         times = [0.0, *(one.time_s for one in self.moments)]
@@ -104,7 +104,7 @@ class LiveRun:
             for last in range(len(times))
             if (first := bisect_right(times, times[last] - _CAP_S) - 1) >= 0
         ]
-        return max(means, default=0.0) / self.cap_w - 1.0
+        return max(means, default=0.0) / self.cap_w
 
     @property
     def tokens_per_s(self) -> float:

@@ -22,7 +22,7 @@ from ..simulator.plot import plot
 from ..simulator.scenario import MOST_DRAFTS, board_scenario
 from ..simulator.study import FIXED_K, Finding, Floor, floors, study
 from ..simulator.verdict import judged
-from .simulate_tables import changes_table, course, floors_table, held_table, plants_line
+from .simulate_tables import changes_table, course, floors_table, held_table, plants_line, verdict_rows
 
 _DEFAULT_LIMIT_C = 90.0
 _DEFAULT_MINUTES = 20.0
@@ -110,8 +110,8 @@ def _one(console: Console, given: dict[str, Any]) -> bool:
     console.print(f"SIMULATION, no board was measured: {title}", highlight=False)
     console.print(course(trace), highlight=False)
     if not given["without_governor"]:
-        console.print(changes_table(trace), highlight=False)
-    table, held = held_table(verdict, scenario)
+        console.print(changes_table(trace.changes), highlight=False)
+    table, held = held_table(verdict_rows(verdict, scenario))
     console.print(table, highlight=False)
     if given["plot_path"] is not None:
         plot(trace, given["plot_path"], title)

@@ -8,16 +8,13 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from ..bench.live import LiveRun, run_live, small_plant
 from ..boards import Board
-from ..simulator.series import sparkline
 from ..simulator.tree import BoardTree
-from ..simulator.verdict import OVER_C, OVER_S, POWER_SHARE
+from .simulate_tables import Row, changes_table, held_table, limit_rows, lines_table
 
 _COLUMNS = 60
 _Bars = Callable[[float], None]
@@ -39,8 +36,8 @@ def live(
         highlight=False,
     )
     console.print(_course(run), highlight=False)
-    console.print(_changes(run), highlight=False)
-    table, held = _held(run)
+    console.print(changes_table(run.changes), highlight=False)
+    table, held = held_table(_rows(run))
     console.print(table, highlight=False)
     if json_path is not None:
         json_path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,50 +46,23 @@ def live(
 
 
 def _course(run: LiveRun) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column(f"{run.moments[-1].time_s:.0f} s", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    table.add_column("lowest", justify="right")
-    table.add_column("highest", justify="right")
-    every = -(-len(run.moments) // _COLUMNS)
-    shown = run.moments[::every]
-    for name, values, form in (
-        ("die, C", [one.temperature_c for one in shown], "{:.1f}"),
-        ("power, W", [one.power_w for one in shown], "{:.1f}"),
-        ("GPU, MHz", [one.clock_mhz for one in shown], "{:.0f}"),
-        ("busy share", [one.duty for one in shown], "{:.2f}"),
-    ):
-        low, high = min(values), max(values)
-        table.add_row(name, sparkline(values, low, high), form.format(low), form.format(high))
-    return table
+    shown = run.moments[:: -(-len(run.moments) // _COLUMNS)]
+    return lines_table(
+        f"{run.moments[-1].time_s:.0f} s",
+        (
+            ("die, C", [one.temperature_c for one in shown], "{:.1f}"),
+            ("power, W", [one.power_w for one in shown], "{:.1f}"),
+            ("GPU, MHz", [one.clock_mhz for one in shown], "{:.0f}"),
+            ("busy share", [one.duty for one in shown], "{:.2f}"),
+        ),
+    )
 
 
-def _changes(run: LiveRun) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("s", justify="right")
-    table.add_column("state")
-    table.add_column("reason")
-    for time_s, state, reason in run.changes[:_COLUMNS]:
-        table.add_row(f"{time_s:.1f}", state, Text(reason))
-    return table
-
-
-def _held(run: LiveRun) -> tuple[Table, bool]:
-    table = Table(box=box.SIMPLE_HEAD)
-    for name in ("", "figure", "wanted", ""):
-        table.add_column(name)
-    rows = []
-    if run.over_c is not None and run.over_s is not None:
-        rows.append(("temperature over its limit", f"{run.over_c:+.2f} C", f"<= {OVER_C:g} C", run.over_c <= OVER_C))
-        rows.append(("longest time over it", f"{run.over_s:.1f} s", f"<= {OVER_S:g} s", run.over_s <= OVER_S))
-    if run.over_power is not None:
-        most = POWER_SHARE - 1.0
-        wanted = f"<= {most:.0%}"
-        rows.append(("ten seconds' power over its cap", f"{run.over_power:+.1%}", wanted, run.over_power <= most))
-    for name, figure, wanted, held in rows:
-        table.add_row(name, figure, wanted, "held" if held else "NOT HELD")
-    joules = "-" if run.joules_per_token is None else f"{run.joules_per_token:.2f} J by the plant's power"
-    table.add_row("tokens a second", f"{run.tokens_per_s:.1f}", "", "")
-    table.add_row("energy of a token", joules, "", "")
-    table.add_row("requests refused", str(run.moments[-1].refused), "", "")
-    return table, all(held for *_, held in rows)
+def _rows(run: LiveRun) -> list[Row]:
+    joules = "-" if run.joules_per_token is None else f"{run.joules_per_token:.2f}, by the plant's power"
+    return [
+        *limit_rows(run.limit_c, run.over_c, run.over_s, run.power_share),
+        Row("tokens a second", f"{run.tokens_per_s:.1f}"),
+        Row("joules a token", joules),
+        Row("requests refused", str(run.moments[-1].refused)),
+    ]

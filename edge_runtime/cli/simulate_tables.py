@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich import box
 from rich.table import Table
@@ -28,68 +29,92 @@ _TOLD_SEEDS = 10
 def course(trace: Trace) -> Table:
     """How it went, as one line a quantity."""
     data = series(trace, trace.scenario.seconds / _COLUMNS)
-    table = Table(box=box.SIMPLE_HEAD, title_justify="left")
-    table.add_column(f"{trace.scenario.seconds / 60:g} minutes")
+    return lines_table(
+        f"{trace.scenario.seconds / 60:g} minutes",
+        (
+            ("die, C", data.temperature_c, "{:.1f}"),
+            ("power, W", data.power_w, "{:.1f}"),
+            ("GPU, MHz", data.clock_mhz, "{:.0f}"),
+            ("K", data.k, "{:.1f}"),
+            ("tokens/s", data.tokens_per_s, "{:.1f}"),
+        ),
+    )
+
+
+def lines_table(title: str, rows: Sequence[tuple[str, Sequence[float], str]]) -> Table:
+    """(name, values over time, form of one of them) each."""
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column(title, no_wrap=True)
     table.add_column("", no_wrap=True)
-    table.add_column("lowest", justify="right")
-    table.add_column("highest", justify="right")
-    for name, values, form in (
-        ("die, C", data.temperature_c, "{:.1f}"),
-        ("power, W", data.power_w, "{:.1f}"),
-        ("GPU, MHz", data.clock_mhz, "{:.0f}"),
-        ("K", data.k, "{:.1f}"),
-        ("tokens/s", data.tokens_per_s, "{:.1f}"),
-    ):
+    table.add_column("lowest", justify="right", no_wrap=True)
+    table.add_column("highest", justify="right", no_wrap=True)
+    for name, values, form in rows:
         low, high = min(values), max(values)
         table.add_row(name, sparkline(values, low, high), form.format(low), form.format(high))
     return table
 
 
-def changes_table(trace: Trace) -> Table:
-    told = trace.changes[:_TOLD_CHANGES]
+def changes_table(changes: Sequence[tuple[float, str, str]]) -> Table:
+    """(seconds, state, reason) each."""
+    told = changes[:_TOLD_CHANGES]
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("s", justify="right")
     table.add_column("state")
     table.add_column("reason")
     for time_s, state, reason in told:
         table.add_row(f"{time_s:.1f}", state, Text(reason))
-    if len(trace.changes) > len(told):
-        table.add_row("", "", f"and {len(trace.changes) - len(told)} more changes")
+    if len(changes) > len(told):
+        table.add_row("", "", f"and {len(changes) - len(told)} more changes")
     return table
 
 
-def held_table(verdict: Verdict, scenario: Scenario) -> tuple[Table, bool]:
+@dataclass(frozen=True, slots=True)
+class Row:
+    name: str
+    figure: str
+    wanted: str = ""
+    held: bool | None = None
+    """``None``: nothing is asked of it."""
+
+
+def limit_rows(limit_c: float | None, over_c: float | None, over_s: float | None, share: float | None) -> list[Row]:
+    """Of what is limited; ``share``: the highest mean power over ten seconds, of its cap."""
+    rows = []
+    if over_c is not None and over_s is not None and limit_c is not None:
+        figure = f"{over_c:+.2f} C of {limit_c:g} C"
+        rows.append(Row("temperature over its limit", figure, f"<= {OVER_C:g} C", over_c <= OVER_C))
+        rows.append(Row("longest time over it", f"{over_s:.1f} s", f"<= {OVER_S:g} s", over_s <= OVER_S))
+    if share is not None:
+        wanted = f"<= {POWER_SHARE:.0%}"
+        rows.append(Row("mean power over 10 s, of its cap", f"{share:.1%}", wanted, share <= POWER_SHARE))
+    return rows
+
+
+def held_table(rows: Sequence[Row]) -> tuple[Table, bool]:
     """And whether all was held."""
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("")
     table.add_column("figure", justify="right")
     table.add_column("wanted", justify="right")
     table.add_column("")
-    all_held = True
+    for row in rows:
+        table.add_row(row.name, row.figure, row.wanted, "" if row.held is None else "held" if row.held else "NOT HELD")
+    return table, all(row.held is not False for row in rows)
 
-    def row(name: str, figure: str, wanted: str, held: bool) -> None:
-        nonlocal all_held
-        all_held = all_held and held
-        table.add_row(name, figure, wanted, "held" if held else "NOT HELD")
 
-    if verdict.over_c is not None:
-        limit_c = scenario.temperature_c
-        row("temperature over its limit", f"{verdict.over_c:+.2f} C of {limit_c:g} C", f"<= {OVER_C:g} C",
-            verdict.over_c <= OVER_C)  # fmt: skip
-        row("longest time over it", f"{verdict.over_s:.1f} s", f"<= {OVER_S:g} s", verdict.over_s <= OVER_S)
-    if verdict.power_share is not None:
-        row("mean power over 10 s, of its cap", f"{verdict.power_share:.1%}", f"<= {POWER_SHARE:.0%}",
-            verdict.power_share <= POWER_SHARE)  # fmt: skip
-    row("changes of K in any minute", f"{verdict.most_k_changes}", f"<= {MOST_K_CHANGES}",
-        verdict.most_k_changes <= MOST_K_CHANGES)  # fmt: skip
-    throttled = f"{verdict.throttled_share:.0%} of the time, {verdict.over_current_events} over-current events"
-    row("hardware throttling", throttled, "none", verdict.throttled_share == 0.0 and not verdict.over_current_events)
+def verdict_rows(verdict: Verdict, scenario: Scenario) -> list[Row]:
+    events = verdict.over_current_events
+    rows = limit_rows(scenario.temperature_c, verdict.over_c, verdict.over_s, verdict.power_share)
+    changes = verdict.most_k_changes
+    rows.append(Row("changes of K in any minute", f"{changes}", f"<= {MOST_K_CHANGES}", changes <= MOST_K_CHANGES))
+    throttled = f"{verdict.throttled_share:.0%} of the time, {events} over-current events"
+    rows.append(Row("hardware throttling", throttled, "none", verdict.throttled_share == 0.0 and not events))
     if verdict.off:
-        row("the hardware", "switched itself off", "stays on", False)
-    table.add_row("tokens a second", f"{verdict.tokens_per_s:.1f}", "", "")
+        rows.append(Row("the hardware", "switched itself off", "stays on", False))
+    rows.append(Row("tokens a second", f"{verdict.tokens_per_s:.1f}"))
     if verdict.joules_per_token is not None:
-        table.add_row("joules a token", f"{verdict.joules_per_token:.2f}", "", "")
-    return table, all_held
+        rows.append(Row("joules a token", f"{verdict.joules_per_token:.2f}"))
+    return rows
 
 
 def floors_table(asked: Sequence[Floor]) -> Table:
