@@ -109,6 +109,12 @@ class EnergyModel:
             return self.idle_now_w + self.busy_w
         return self.power_w(Rates(1.0, rates.rows / rates.duty, rates.drafts / rates.duty))
 
+    def doubt_w(self, rates: Rates) -> float:
+        """Standard error of the mean power at ``rates``, in watts: large far from all that was seen."""
+        x = np.array((1.0, rates.duty, rates.rows * _UNIT, rates.drafts * _UNIT, self.warmth))
+        spread = np.linalg.solve(np.array(self.normal) + np.diag(_PRIOR_S), x)
+        return self.residual_w * math.sqrt(max(0.0, float(x @ spread)))
+
     def step_power(self, allowed_w: float) -> StepPower:
         idle_w = self.idle_now_w
         return StepPower(allowed_w, idle_w, idle_w + self.busy_w, self.row_j, self.draft_j)

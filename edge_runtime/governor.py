@@ -10,34 +10,26 @@ import math
 from dataclasses import dataclass, replace
 
 from .budget import Activity, Budget, Limits, State, StepPower
-from .energy_model import EnergyModel, Rates, learnt
+from .energy_model import EnergyModel
+from .lessons import FORGOTTEN_S, WINDOW_S, Heard, Interval, Lessons, averaged
 from .telemetry.sample import Sample
 from .thermal import ThermalEstimate, corrected, first_estimate
 from .throttling import ThrottleWatch, watched
 
-_INTERVAL_S = 1.0
-"""Readings are averaged over so much time at least before the power of steps is learnt from them."""
-_STEADY = 2
-"""Intervals that must be alike before one is learnt from: readings are late, and sensors slow."""
-_WIDE_S = 6.0
-"""Where none are, as with several clients and waits between turns: the mean of so much time, to which what is late at
-its ends matters little."""
-_CAP_SHARE = 0.988
-"""Of a power cap: what is aimed at,"""
-_YOUNG_SHARE, _YOUNG_S = 0.06, 20.0
-"""and so much less while what steps draw has been seen for less than some seconds."""
-_MOST_FOR_A_STEP = 0.02
+_CAP_SHARE = 0.994
+"""Of a power cap: what is aimed at at most;"""
+_YOUNG_SHARE, _YOUNG_S = 0.06, 30.0
+"""so much less while what steps draw has been seen for less than some seconds,"""
+_SURE, _MOST_DOUBT = 2.0, 0.08
+"""or so many standard errors of what is learnt, up to so much less."""
+_MOST_FOR_A_STEP = 0.01
 """Of a cap: what is left free for a step that may be one too many in its window."""
 _MEAN_S = 10.0
 """A cap is a mean over so much time."""
-_WINDOW_S = 7.0
-"""What was drawn beyond the cap in so much time is taken back in the rest of that."""
 _RISE = 0.02
 """Of a cap, a second, at most: how fast what is allowed follows a cap that rises."""
 _BELOW_LIMIT_C = 0.6
 """Of a temperature limit: what is aimed at."""
-_FORGOTTEN_S = 30.0
-"""Without a reading, before what was drawn and how warm it was says nothing any more."""
 _NOMINAL_IDLE_W, _NOMINAL_BUSY_W = 5.0, 10.0
 """Where only the temperature is limited and no power can be read; the thermal estimate makes up for it."""
 _SAME = 0.004
@@ -57,39 +49,6 @@ _BINDS, _EASES = 1.0, 1.08
 """What is allowed, relative to what steps would draw: where warm begins and where it ends,"""
 _EASED_S = 5.0
 """after so long."""
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """Readings since an interval began."""
-
-    began_s: float
-    activity: Activity
-    sum_w: float = 0.0
-    readings: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Lessons:
-    """What intervals have taught."""
-
-    energy: EnergyModel = EnergyModel()
-    rates: Rates = Rates()
-    """Of the last interval,"""
-    working: Rates = Rates()
-    """and of the last that had work."""
-    drafts_a_step: float = 0.0
-    """Mean K of the last interval with steps,"""
-    step_s: float = 0.0
-    """and mean seconds of one."""
-    wide: Interval | None = None
-    """Since one was learnt from."""
-    most_w: float = 0.0
-    """Mean power of those that were, the highest."""
-    alike: int = 0
-    """Intervals before this one that were like it."""
-    excess: tuple[tuple[float, float], ...] = ()
-    """(seconds, watts above the cap of then) of the last intervals, the latest last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +123,11 @@ def _heard(memory: GovernorMemory, limits: Limits, sample: Sample, activity: Act
     cap_w = _aim(lessons, limits)
     thermal, temperature_s, zone, hottest = memory.thermal, memory.temperature_s, memory.zone, sample.hottest
     warm_c = None if thermal is None else thermal.temperature_c
-    interval, lessons = _averaged(memory.interval, lessons, power_w if read else None, warm_c, cap_w, activity, now_s)
+    reached_w = cap_w if memory.reached is None else memory.reached[1]
+    heard = Heard(power_w if read else None, warm_c, cap_w, reached_w)
+    interval, lessons = averaged(memory.interval, lessons, heard, activity, now_s)
     if hottest is not None:
-        if thermal is None or temperature_s is None or sample.time_s - temperature_s > _FORGOTTEN_S:
+        if thermal is None or temperature_s is None or sample.time_s - temperature_s > FORGOTTEN_S:
             thermal = first_estimate(hottest.temperature_c, power_w)
         else:
             thermal = corrected(thermal, hottest.temperature_c, power_w, sample.time_s - temperature_s)
@@ -176,63 +137,6 @@ def _heard(memory: GovernorMemory, limits: Limits, sample: Sample, activity: Act
         thermal=thermal, interval=interval, lessons=lessons,
         watch=watched(memory.watch, sample, lessons.rates.duty, lessons.drafts_a_step, now_s),
     )  # fmt: skip
-
-
-def _averaged(
-    interval: Interval | None, lessons: Lessons, power_w: float | None, temperature_c: float | None, cap_w: float,
-    activity: Activity, now_s: float,
-) -> tuple[Interval, Lessons]:  # fmt: skip
-    if interval is None or now_s - interval.began_s > _FORGOTTEN_S:
-        return Interval(now_s, activity), replace(lessons, rates=Rates(), wide=None, excess=())
-    if power_w is not None:
-        interval = Interval(interval.began_s, interval.activity, interval.sum_w + power_w, interval.readings + 1)
-    seconds, before = now_s - interval.began_s, interval.activity
-    if seconds < _INTERVAL_S or not interval.readings:
-        return interval, lessons
-    rates = _rates(before, activity, seconds)
-    mean_w, steps = interval.sum_w / interval.readings, activity.steps - before.steps
-    energy, alike = lessons.energy, lessons.alike + 1 if rates.like(lessons.rates) else 0
-    joined = _joined(lessons.wide, interval)
-    wide: Interval | None = joined
-    if alike >= _STEADY:
-        energy, wide = learnt(energy, rates, mean_w, seconds, temperature_c), None
-    elif now_s - joined.began_s >= _WIDE_S:
-        whole_s = now_s - joined.began_s
-        whole = _rates(joined.activity, activity, whole_s)
-        energy, wide = learnt(energy, whole, joined.sum_w / joined.readings, whole_s, temperature_c), None
-    return Interval(now_s, activity), Lessons(
-        energy,
-        rates,
-        rates if rates.duty > 0.0 else lessons.working,
-        (activity.drafts - before.drafts) / steps if steps else lessons.drafts_a_step,
-        (activity.busy_s - before.busy_s) / steps if steps else lessons.step_s,
-        wide,
-        lessons.most_w if wide is not None else max(lessons.most_w, mean_w),
-        alike,
-        _recent((*lessons.excess, (seconds, mean_w - cap_w))),
-    )
-
-
-def _joined(wide: Interval | None, last: Interval) -> Interval:
-    if wide is None:
-        return last
-    return Interval(wide.began_s, wide.activity, wide.sum_w + last.sum_w, wide.readings + last.readings)
-
-
-def _rates(before: Activity, after: Activity, seconds: float) -> Rates:
-    return Rates(
-        min(1.0, (after.busy_s - before.busy_s) / seconds),
-        (after.rows - before.rows) / seconds,
-        (after.drafts - before.drafts) / seconds,
-    )
-
-
-def _recent(excess: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
-    total_s, first = 0.0, len(excess)
-    while first and total_s < _WINDOW_S:
-        first -= 1
-        total_s += excess[first][0]
-    return excess[first:]
 
 
 # What is allowed
@@ -253,7 +157,8 @@ def _aim(lessons: Lessons, limits: Limits) -> float:
     # A window may hold up to one step more than its share.
     step_j = max(0.0, lessons.energy.full_w(lessons.working) - cap_w) * min(lessons.step_s, 1.0)
     young = _YOUNG_SHARE * math.exp(-lessons.energy.worked_s / _YOUNG_S)
-    return cap_w * (_CAP_SHARE - young) - min(0.5 * step_j / _MEAN_S, _MOST_FOR_A_STEP * cap_w)
+    less = max(1.0 - _CAP_SHARE, young, min(_MOST_DOUBT, _SURE * lessons.doubt_w / cap_w))
+    return cap_w * (1.0 - less) - min(0.25 * step_j / _MEAN_S, _MOST_FOR_A_STEP * cap_w)
 
 
 def _reached(memory: GovernorMemory, cap_w: float, now_s: float) -> tuple[float, float]:
@@ -274,7 +179,7 @@ def _paid_back(memory: GovernorMemory, cap_w: float) -> float:
     over_w = sum(seconds * watts for seconds, watts in excess) / total_s
     # What readings err by is no excess.
     over_w -= 2.0 * memory.energy.residual_w / math.sqrt(max(1.0, total_s))
-    return cap_w - max(0.0, over_w) * total_s / (_MEAN_S - _WINDOW_S)
+    return cap_w - max(0.0, over_w) * total_s / (_MEAN_S - WINDOW_S)
 
 
 def _by_heat(memory: GovernorMemory, limits: Limits) -> float:

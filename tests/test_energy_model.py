@@ -77,6 +77,17 @@ def test_one_kind_of_step_tells_nothing_of_rows_but_everything_of_itself() -> No
     assert model.power_w(Rates(0.5, 30.0, 20.0)) == pytest.approx(_true_w(Rates(0.5, 30.0, 20.0)), rel=0.02)
 
 
+def test_what_is_far_from_all_that_was_seen_is_doubtful() -> None:
+    model, draw = EnergyModel(), random.Random(6)
+    for _ in range(300):
+        duty = 0.3 + 0.02 * draw.gauss(0.0, 1.0)
+        rates = Rates(duty, 30.0 * duty, 20.0 * duty)
+        model = learnt(model, rates, _true_w(rates) * (1.0 + 0.05 * draw.gauss(0.0, 1.0)), 1.0)
+    known, far = Rates(0.3, 9.0, 6.0), Rates(1.0, 30.0, 20.0)
+    assert model.doubt_w(known) < 0.1 * model.residual_w
+    assert model.doubt_w(far) > 3.0 * model.doubt_w(known)
+
+
 def test_alike_is_about_rates_and_not_about_chance() -> None:
     rates = Rates(0.5, 40.0, 20.0)
     assert rates.like(Rates(0.55, 43.0, 22.0))

@@ -37,6 +37,14 @@ def test_a_dozen_random_plants_are_kept_within_their_limits() -> None:
     assert summed_up(findings).plants == len(SEEDS)
 
 
+@pytest.mark.parametrize(("seed", "seconds"), [(150, 60.0), (189, 430.0)])
+def test_a_cap_holds_where_little_was_learnt_of_steps_so_close_to_it(seed: int, seconds: float) -> None:
+    """In the first minute, with readings that jump; and behind a cap that has nearly doubled."""
+    scenario = replace(random_scenario(seed, 1200.0), seconds=seconds)
+    verdict = judged(simulated(scenario, Governed(MOST_DRAFTS)))
+    assert verdict.power_share is not None and verdict.power_share < 1.03
+
+
 def test_a_temperature_is_held_at_its_limit_and_not_far_below() -> None:
     scenario = _closed_box(400.0)
     pilot = Governed(MOST_DRAFTS)
