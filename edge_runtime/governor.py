@@ -16,12 +16,12 @@ from .telemetry.sample import Sample
 from .thermal import ThermalEstimate, corrected, first_estimate
 from .throttling import ThrottleWatch, watched
 
-_CAP_SHARE = 0.994
+_CAP_SHARE = 0.996
 """Of a power cap: what is aimed at at most;"""
 _YOUNG_SHARE, _YOUNG_S = 0.06, 30.0
 """so much less while what steps draw has been seen for less than some seconds,"""
-_SURE, _MOST_DOUBT = 2.0, 0.08
-"""or so many standard errors of what is learnt, up to so much less."""
+_SURE, _TOLERATED, _MOST_DOUBT = 2.5, 0.01, 0.08
+"""or so many standard errors of what is learnt, without what a mean of seconds may err by, up to so much less."""
 _MOST_FOR_A_STEP = 0.01
 """Of a cap: what is left free for a step that may be one too many in its window."""
 _MEAN_S = 10.0
@@ -157,7 +157,7 @@ def _aim(lessons: Lessons, limits: Limits) -> float:
     # A window may hold up to one step more than its share.
     step_j = max(0.0, lessons.energy.full_w(lessons.working) - cap_w) * min(lessons.step_s, 1.0)
     young = _YOUNG_SHARE * math.exp(-lessons.energy.worked_s / _YOUNG_S)
-    less = max(1.0 - _CAP_SHARE, young, min(_MOST_DOUBT, _SURE * lessons.doubt_w / cap_w))
+    less = max(1.0 - _CAP_SHARE, young, min(_MOST_DOUBT, _SURE * lessons.doubt_w / cap_w - _TOLERATED))
     return cap_w * (1.0 - less) - min(0.25 * step_j / _MEAN_S, _MOST_FOR_A_STEP * cap_w)
 
 

@@ -18,6 +18,7 @@ from edge_runtime.decoder import Decoder
 from edge_runtime.drafters.draft_model import DraftModel
 from edge_runtime.drafters.length import FixedLength
 from edge_runtime.errors import Unavailable
+from edge_runtime.generation import Piece
 from edge_runtime.sampling import SamplingParams
 from edge_runtime.scheduler.governing import Done, Governing
 from edge_runtime.scheduler.request import Limits
@@ -131,6 +132,59 @@ def test_in_a_critical_state_answers_stand_still_newcomers_are_refused_and_all_g
     last = Reader()
     scheduler.submit(served, [(request([1, 2, 3], 4), last)])
     assert len(last.tokens) == 4
+    scheduler.close()
+
+
+class Clock:
+    """A time that the test sets."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_answers_that_stand_still_end_with_the_reason_whether_they_have_begun_or_not() -> None:
+    clock, governing, served = Clock(), Told(Budget()), serve()
+    scheduler = Scheduler(served, Limits(), clock=clock, governing=governing)
+    critical = Budget("critical", "temperature: tj at 95 C, the limit is 80 C", True, False, retry_after_s=7.0)
+
+    def turn(event: object) -> None:
+        if isinstance(event, Piece):
+            governing.told = critical
+
+    first, waits = Reader(turn), Reader()
+    scheduler.submit(served, [(request([1, 2, 3], 40), first)])
+    scheduler.start()
+    assert first.first.wait(PATIENCE_S)
+    told(scheduler, "critical")
+    scheduler.submit(served, [(request([1, 2, 3], 4), waits)])
+    clock.now_s += 29.0
+    assert not waits.done.wait(0.6) and not first.done.is_set()
+    clock.now_s += 2.0
+    for reader in (first, waits):
+        assert reader.done.wait(PATIENCE_S)
+        assert isinstance(reader.error, Unavailable) and reader.error.retry_after_s == 7.0
+        assert "95 C" in str(reader.error)
+    assert "stopped after 1 tokens" in str(first.error) and "no step was taken" in str(waits.error)
+    governing.told = Budget()
+    told(scheduler, "unmonitored")
+    last = Reader()
+    scheduler.submit(served, [(request([1, 2, 3], 4), last)])
+    assert len(last.tokens) == 4
+    scheduler.close()
+
+
+def test_a_deadline_that_passes_while_no_step_is_allowed_says_why() -> None:
+    clock, served, reader = Clock(), serve(), Reader()
+    scheduler = Scheduler(
+        served, Limits(deadline_s=5.0), clock=clock, governing=Told(Budget("critical", "power: hot", True, False))
+    )
+    scheduler.submit(served, [(request([1, 2], 4), reader)])
+    scheduler.start()
+    clock.now_s += 6.0
+    assert reader.done.wait(PATIENCE_S) and "critical: power: hot" in str(reader.error)
     scheduler.close()
 
 

@@ -25,6 +25,8 @@ from .tally import Tally
 from .turns import Turns
 
 _RETRY_S = 10.0
+_STANDS_S = 30.0
+"""For so long answers stand still where no step is allowed, before they end with the reason."""
 """What a client is told where the board says nothing of it."""
 
 
@@ -68,7 +70,9 @@ class Book:
         self.due_s: float | None = None
         """No deadline passes before."""
         self.budget = Budget()
-        """What the board allows now."""
+        """What the board allows now,"""
+        self._stands_since_s: float | None = None
+        """and since when that is no step at all."""
         self._pressure = NO_PRESSURE
         self._forgets = False
         self._running: dict[int, Entry] = {}
@@ -116,6 +120,22 @@ class Book:
                 return line
         raise Unavailable(f"model {served.name!r} is not served any more: another bundle took its place")
 
+    def allow(self, budget: Budget, now_s: float) -> None:
+        """What the board allows from now on. Answers outlast a short halt; after a long one whoever waits is told."""
+        self.budget = budget
+        if budget.run:
+            self._stands_since_s = None
+            return
+        since_s = self._stands_since_s = now_s if self._stands_since_s is None else self._stands_since_s
+        if now_s - since_s < _STANDS_S:
+            return
+        for entry in self.entries.values():
+            if entry.doom is None and not entry.ended:
+                after = f"the answer stopped after {entry.sent} tokens" if entry.sent else "no step was taken"
+                reason = f"{budget.state}: {budget.reason}; {after}"
+                entry.doom = Unavailable(reason, budget.retry_after_s or _RETRY_S)
+                self._doomed.append(entry)
+
     def press(self, pressure: Pressure) -> None:
         """Told again and again: slots that have become free since are forgotten too."""
         self._pressure = pressure
@@ -148,7 +168,7 @@ class Book:
                 ends.append(entry)
         self._doomed = []
         for entry in self._overdue(now_s):
-            self.end(entry, Failed(_too_late(entry)), now_s)
+            self.end(entry, Failed(_too_late(entry, self.budget)), now_s)
             ends.append(entry)
         retired = [line for line in self._lines if line is not self._current and not line.entries]
         self._lines = [line for line in self._lines if line not in retired]
@@ -289,7 +309,8 @@ class Book:
         )
 
 
-def _too_late(entry: Entry) -> DeadlineExceeded:
+def _too_late(entry: Entry, budget: Budget) -> DeadlineExceeded:
+    halt = "" if budget.run else f", and no step is allowed: {budget.state}: {budget.reason}"
     if entry.placement is None:
-        return DeadlineExceeded("the deadline passed while the request waited in the queue")
-    return DeadlineExceeded(f"the deadline passed after {entry.sent} tokens of the answer")
+        return DeadlineExceeded(f"the deadline passed while the request waited in the queue{halt}")
+    return DeadlineExceeded(f"the deadline passed after {entry.sent} tokens of the answer{halt}")

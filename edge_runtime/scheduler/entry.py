@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..errors import Cancelled
+from ..errors import EdgeError
 from ..generation import Generation
 from .admission import Waiter
 from .request import Failed, Finished, Request, Sink, Ticket
@@ -38,7 +38,7 @@ class Entry:
     arrived_s: float
     leader: Entry | None
     """Starts first, so that this one finds its prompt in a slot."""
-    doom: Cancelled | None = None
+    doom: EdgeError | None = None
     """Why it is to end at the next turn."""
     placement: Placement | None = None
     """``None`` while it waits."""

@@ -146,7 +146,7 @@ class Scheduler:
         with self._changed:
             now_s = self._beat_s = self._clock()
             governing, there = self._governing, bool(self._book.entries)
-            self._book.budget = governing.ask(now_s, there)
+            self._book.allow(governing.ask(now_s, there), now_s)
             rests_s = governing.rests_s(now_s)
             work = self._book.work(now_s, rests=rests_s > 0.0)
             if work.idle:
