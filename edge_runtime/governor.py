@@ -16,11 +16,11 @@ from .telemetry.sample import Sample
 from .thermal import ThermalEstimate, corrected, first_estimate
 from .throttling import ThrottleWatch, watched
 
-_CAP_SHARE = 0.996
+_CAP_SHARE = 0.995
 """Of a power cap: what is aimed at at most;"""
 _YOUNG_SHARE, _YOUNG_S = 0.06, 30.0
 """so much less while what steps draw has been seen for less than some seconds,"""
-_SURE, _TOLERATED, _MOST_DOUBT = 2.5, 0.01, 0.08
+_SURE, _TOLERATED, _MOST_DOUBT = 2.5, 0.005, 0.08
 """or so many standard errors of what is learnt, without what a mean of seconds may err by, up to so much less."""
 _MOST_FOR_A_STEP = 0.01
 """Of a cap: what is left free for a step that may be one too many in its window."""
