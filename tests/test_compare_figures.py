@@ -133,6 +133,28 @@ def test_the_best_fixed_choice_is_judged_by_fresh_texts() -> None:
     assert best.default_over_it.median == pytest.approx(1.2 / 1.25)
 
 
+def test_where_one_of_the_compared_loops_nobody_s_text_counts() -> None:
+    # A rival's greedy text parted from the default's at a near tie, and went in circles from there.
+    flattered = [run(3.0, prompt="b", round=number, method="mtp K=1", repeat_rate=0.4) for number in range(3)]
+    honest = [run(1.1, prompt="b", round=number) for number in range(3)]
+    best = best_fixed(domain("law", "open", *_searched(), *flattered, *honest), "sampled")
+    assert best is not None and not best.loops
+    assert (best.method, best.default_over_it.median) == ("lookup K=3", pytest.approx(1.2 / 1.25))
+    search = [run(1.3, prompt="a", method="lookup K=3"), run(1.1, prompt="a", method="mtp K=1")]
+    assert ranking([*search, *flattered, run(1.0, prompt="b", method="lookup K=3")]) == ["lookup K=3", "mtp K=1"]
+
+
+def test_where_all_prompts_loop_the_best_is_told_and_binds_nothing() -> None:
+    searched = [dataclasses.replace(one, repeat_rate=0.5) for one in _searched()]
+    found = domain("law", "open", *searched)
+    best = best_fixed(found, "sampled")
+    assert best is not None and best.loops and best.method == "lookup K=3"
+    (floor,) = [one for one in floors([found], LAWS) if "best fixed" in one.claim]
+    assert floor.state == "not measured"
+    (floor,) = [one for one in floors([found, domain("rag", "copy", *_searched())], LAWS) if "best fixed" in one.claim]
+    assert floor.state == "MISSED" and "1 more where a text loops" in floor.found
+
+
 def test_without_a_search_there_is_no_best() -> None:
     assert best_fixed(domain("law", "open", run(1.0)), "sampled") is None
 

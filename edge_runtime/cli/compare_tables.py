@@ -152,7 +152,10 @@ def _best_table(domains: Sequence[DomainRecord], laws: Sequence[str]) -> Table:
         for law in laws:
             best = best_fixed(domain, law)
             if best is not None:
-                table.add_row(domain.domain, law, best.method, ratio(best.speedup), ratio(best.default_over_it))
+                found = ratio(best.speedup), ratio(best.default_over_it)
+                told = f"{law} (all loop)" if best.loops else law
+                style = _dim("looping" if best.loops else "straight")
+                table.add_row(domain.domain, told, best.method, *found, style=style)
     return table
 
 

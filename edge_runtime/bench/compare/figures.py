@@ -152,25 +152,37 @@ class Best:
     speedup: Ratio
     default_over_it: Ratio
     """How much faster the default is; 0.97 is 3% slower."""
+    loops: bool = False
+    """Whether one of the compared loops on every prompt, so that texts that loop had to be taken."""
 
 
 def ranking(runs: Sequence[Run]) -> list[str]:
-    """Fixed methods by falling median of what the search saw."""
+    """Fixed methods by falling median of what the search saw, without prompts on which one of them loops: a text that
+    parted at a near tie may loop where the others do not."""
     by_method: dict[str, list[Run]] = {}
-    for run in runs:
+    for run in _comparable(runs) or runs:
         by_method.setdefault(run.method, []).append(run)
     return sorted(by_method, key=lambda name: -speedup(by_method[name]).median)
 
 
 def best_fixed(domain: DomainRecord, law: str) -> Best | None:
     """``None``: nothing was searched, or the default was not measured beside it."""
-    finals = chosen([domain], law=law, parts=("final",))
+    every = chosen([domain], law=law, parts=("final",))
+    finals = _comparable(every)
+    loops = not finals
+    finals = finals or every
     default = [run for run in finals if run.method == DEFAULT_LABEL]
     rivals = ranking([run for run in finals if run.method != DEFAULT_LABEL])
     if not default or not rivals:
         return None
     best = [run for run in finals if run.method == rivals[0]]
-    return Best(rivals[0], speedup(best), between(best, default))
+    return Best(rivals[0], speedup(best), between(best, default), loops)
+
+
+def _comparable(runs: Sequence[Run]) -> list[Run]:
+    """Without the prompts and rounds in which a text loops, whoever's it is."""
+    apart = {(run.prompt, run.law, run.round) for run in runs if looping(run)}
+    return [run for run in runs if (run.prompt, run.law, run.round) not in apart]
 
 
 @dataclass(frozen=True, slots=True)

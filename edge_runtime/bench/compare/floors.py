@@ -71,11 +71,15 @@ def _of_the_best(domains: Sequence[DomainRecord], laws: Sequence[str]) -> Floor:
     claim = "in each domain within 3% of the best fixed drafter and K"
     found = [(f"{domain.domain}, {law}", best) for domain in domains for law in laws
              if (best := best_fixed(domain, law)) is not None]  # fmt: skip
+    looping_everywhere = sum(best.loops for _, best in found)
+    found = [(name, best) for name, best in found if not best.loops]
     if not found:
         return _unmeasured(claim)
     name, worst = min(found, key=lambda one: one[1].default_over_it.median)
     behind = sum(best.default_over_it.median < OF_THE_BEST for _, best in found)
     words = f"worst {worst.default_over_it} of {worst.method} ({name}); {behind} of {len(found)} further away"
+    if looping_everywhere:
+        words += f", {looping_everywhere} more where a text loops on every prompt"
     return _floor(claim, words, behind == 0)
 
 
