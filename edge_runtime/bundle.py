@@ -320,6 +320,13 @@ def verify_files(
         raise BundleError(problem)
 
 
+def size_problems(directory: Path, manifest: Manifest) -> tuple[str, ...]:
+    """A line for each file that is missing or of another size; none for a manifest alone, of which plans are made."""
+    if not any((directory / entry.name).exists() for entry in manifest.files):
+        return ()
+    return tuple(file_problems(directory, manifest, hashes=False))
+
+
 def file_problems(
     directory: Path, manifest: Manifest, *, hashes: bool = True, progress: Callable[[int], None] | None = None
 ) -> Iterator[str]:

@@ -337,6 +337,28 @@ def test_importing_the_runtime_has_no_effect() -> None:
     assert json.loads(done.stdout) == []
 
 
+def markup_problems(source: str, path: str) -> list[str]:
+    """Where rich would take a string for markup: names and paths from outside are none, and ``[/b]`` in one raises."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        off = {one.arg for one in node.keywords if isinstance(one.value, ast.Constant) and one.value.value is False}
+        name = ast.unparse(node.func).split(".")[-1]
+        wanted = {"Console": {"markup", "emoji"}, "TextColumn": {"markup"}}.get(name, set[str]())
+        found += [f"{path}:{node.lineno}: {name} without {key}=False" for key in sorted(wanted - off)]
+    return found
+
+
+@pytest.mark.parametrize("path", SOURCES)
+def test_nothing_that_is_printed_is_markup(path: str) -> None:
+    assert markup_problems(SOURCES[path], path) == []
+
+
+def test_the_markup_rule_can_fail() -> None:
+    assert len(markup_problems("Console(stderr=True); rich.progress.TextColumn('{task.description}')", "a.py")) == 3
+
+
 # Where a developer works is nobody's business, and an install goes wherever the user's pip is pointed.
 _PRIVATE = re.compile(
     r"/r[o]ot/|/h[o]me/\w|/U[s]ers/\w|/w[o]rk/|\.\./sh[a]red|/tm[p]/\w+/\w|/opt/(?!nvidia|edge-runtime)\w"

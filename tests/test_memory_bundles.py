@@ -150,6 +150,16 @@ def test_plan_tells_each_part_and_whether_it_fits() -> None:
     assert shown_too.exit_code == 0 and "It fits." in shown_too.stdout and "target: KV cache" in shown_too.stdout
 
 
+@pytest.mark.parametrize("name", ["[/foo]", "[bold red]x", ":smile: [x]", "a[/b"])
+def test_a_name_is_printed_as_it_is(tmp_path: Path, name: str) -> None:
+    """And is no markup of the tables that it stands in."""
+    data = json.loads((tiny.bundle() / MANIFEST_NAME).read_text())
+    (tmp_path / MANIFEST_NAME).write_text(json.dumps({**data, "name": name}))
+    result = run("--bundle", str(tmp_path), "--board", "orin-nano-8")
+    assert result.exit_code == 0, result.output
+    assert name in result.stdout
+
+
 def test_plan_of_this_machine_and_of_a_configuration(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(f"bundle: {tiny.bundle()}\nengine: {{sessions: 3, context: 100}}\nbudget: {{memory_gb: 0.1}}\n")

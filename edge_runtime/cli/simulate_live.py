@@ -33,12 +33,11 @@ def live(
     console.print(
         f"SIMULATION, no board was measured: the daemon serves {bundle} on a simulated {board.title} at "
         f"{ambient_c:g} C, read through {run.source}; its heat sink is made small, so that seconds are enough",
-        highlight=False,
     )
-    console.print(_course(run), highlight=False)
-    console.print(changes_table(run.changes), highlight=False)
+    console.print(_course(run))
+    console.print(changes_table(run.changes))
     table, held = held_table(_rows(run))
-    console.print(table, highlight=False)
+    console.print(table)
     if json_path is not None:
         json_path.parent.mkdir(parents=True, exist_ok=True)
         json_path.write_text(json.dumps(asdict(run), indent=1) + "\n", encoding="utf-8")
