@@ -35,6 +35,8 @@ _RESCORED = 2.0
 _GUESSED = 1.3
 """Memory to a byte of a weight file, where the bundle does not say what is in it."""
 _GIGABYTE = 1e9
+FREE_MEMORY = "free memory"
+"""What a change begins with that is no setting."""
 _TENTH = 100_000_000
 """Of a gigabyte: to which settings are advised."""
 
@@ -341,8 +343,8 @@ def _more_room(peak: int, room: Room) -> Change | None:
             settings.append(f"budget.reserve_gb: {_gigabytes_down(reserve)}")
         else:
             reserve = room.reserve
-        freed = f"free memory: {shown(room.available)} of {shown(room.total)} available, {shown(peak + reserve)} wanted"
-        return Change(" and ".join([freed, *settings]), peak, True)
+        there = f"{shown(room.available)} of {shown(room.total)} available, {shown(peak + reserve)} wanted"
+        return Change(" and ".join([f"{FREE_MEMORY}: {there}", *settings]), peak, True)
     return None
 
 
