@@ -38,6 +38,7 @@ PAIRS = {
     "agx-orin-32": ("gemma-3-12b", "gemma-3-1b"),
     "agx-orin-64": ("gemma-3-27b", "gemma-3-1b"),
 }
+ANSWERS = Jtop("answers")
 ROOT_USER = User("root", True, frozenset({0}))
 NAMES = [board.name for board in BOARDS]
 
@@ -52,7 +53,7 @@ def built(place: Path, board: Board) -> BoardTree:
     return tree
 
 
-def machine(tree: BoardTree, jtop: Jtop | None = Jtop("answers")) -> Machine:
+def machine(tree: BoardTree, jtop: Jtop | None = ANSWERS) -> Machine:
     read = read_machine(tree.root, user=ROOT_USER, jtop=jtop)
     groups = {**read.groups, "edge-runtime": 990}
     return replace(read, engines={"onnxruntime-gpu": "1.24.0"}, disk_free_bytes=50 * GB, groups=groups)

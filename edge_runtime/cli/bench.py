@@ -27,6 +27,7 @@ from ..console import plain_console
 from ..loading import LoadedBundle, LoadSettings, load_bundle
 from ..sampling import SamplingParams
 from ..telemetry.meter import Meter, board_meter
+from .interrupt import ends_tidily
 
 _GREEDY = Case("greedy", SamplingParams(temperature=0.0))
 _SAMPLED = Case("sampled", SamplingParams(temperature=1.0, top_k=64, top_p=0.95))
@@ -70,7 +71,7 @@ def bench(
     serving: ServingFigures | None = None
     console = plain_console()
     try:
-        with _progress() as progress, board_meter() as meter:
+        with ends_tidily(), _progress() as progress, board_meter() as meter:
             if only in (None, "peers"):
                 loaded.close()  # one model in memory at a time: it would count in no figure, and yet disturb
                 peers = _peers(loaded, gguf, Plan(rounds=rounds, threads=threads, context=context), progress)

@@ -20,6 +20,7 @@ from ..generation import GenerationResult
 from ..loading import LoadedBundle, LoadSettings, load_bundle
 from ..resident import resident
 from ..sampling import SamplingParams
+from .interrupt import ends_tidily
 
 _PROMPT = "The three most important inventions of the nineteenth century were"
 _GREEDY = Case("greedy", SamplingParams(temperature=0.0))
@@ -47,7 +48,7 @@ def demo(bundle: Path, tokens: int, rounds: int) -> None:
 
 def _serve(bundle: Path, tokens: int) -> None:
     """A daemon of our own: a text as it is made, and the same prompt again from the daemon's cache."""
-    with running_daemon(bundle) as socket, Client(socket) as client:
+    with ends_tidily(), running_daemon(bundle) as socket, Client(socket) as client:
         status = client.status()
         assert status.model is not None  # it is ready
         click.echo(

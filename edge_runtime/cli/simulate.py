@@ -47,7 +47,7 @@ _LIVE_MINUTES = 2.0
               help="Instead of a board: so many random plants, of which the governor knows nothing.")  # fmt: skip
 @click.option("--bundle", metavar="DIR", type=click.Path(path_type=Path, exists=True, file_okay=False),
               help="Instead of made-up steps: the real daemon serves it, and the real jtop service reads the board. "
-                   "In real time; needs root.")  # fmt: skip
+                   "In real time; needs root, util-linux, a C compiler and jetson-stats.")  # fmt: skip
 @click.option("--plot", "plot_path", type=click.Path(path_type=Path), help="Draw it: a .svg, .png or .pdf file.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the figures here.")
 @click.option("--strict", is_flag=True, help="Exit code 1 where something was not held.")
