@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from .errors import BundleError, why
 from .schema import plain, structure
+from .soundness import refuse_unsound
 
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "bundle.json"
@@ -24,8 +25,6 @@ SELF, MTP, HEADS = "self", "mtp", "heads"
 """Roles of drafters that live on their target: its own first layers, a multi-token drafter, parallel heads."""
 
 _HASH_CHUNK = 8 << 20
-_LARGEST_SIZE = 1 << 24
-
 
 TREE_ROWS = 64
 """Most rows of a forward that is a tree."""
@@ -298,10 +297,7 @@ def read_manifest(directory: Path) -> Manifest:
         raise BundleError(f"{path} cannot be read: {why(problem)}") from None
     _refuse_version(path, data.get("schema_version") if isinstance(data, dict) else None)
     manifest = structure(Manifest, data, BundleError, str(path))
-    for entry in manifest.files:
-        if Path(entry.name).name != entry.name or entry.name in ("", "..", MANIFEST_NAME):
-            raise BundleError(f"{path}: file name {entry.name!r} leaves the bundle")
-    _refuse_unlisted(path, manifest)
+    refuse_unsound(path, manifest)
     return manifest
 
 
@@ -316,69 +312,19 @@ def _refuse_version(path: Path, version: object) -> None:
         raise BundleError(f"{path}: schema version {version}, but {reads}; update edge-runtime")
 
 
-def _refuse_unlisted(path: Path, manifest: Manifest) -> None:
-    """A file that is used but not listed would be used unchecked."""
-    listed = {entry.name for entry in manifest.files}
-    used = [manifest.tokenizer.file, manifest.licence_file]
-    used += [manifest.chat_template] if manifest.chat_template else []
-    for model in manifest.models.values():
-        used += [model.body, model.head, model.readout, *model.weights]
-        used += [model.screen.head, model.screen.readout] if model.screen else []
-        used += [name for name in (model.token_ids, model.stem) if name]
-        used += [model.lookup.graph] if model.lookup else []
-        used += model.narrow.values()
-        used += [tensor.file for tensor in model.table]
-        _refuse_numbers(path, model)
-    missing = sorted(set(used) - listed)
-    if missing:
-        raise BundleError(f"{path}: {', '.join(missing)} used but not in the list of files")
-    if TARGET not in manifest.models:
-        raise BundleError(f"{path}: no {TARGET} model")
-    for role, model in manifest.models.items():
-        _refuse_ill_fitting(path, role, model, manifest.models[TARGET])
-
-
-def _refuse_numbers(path: Path, model: Model) -> None:
-    """Sizes that no model has would be allocated before anything else could fail."""
-    sizes = [model.vocab_size, model.hidden_size, model.candidates, model.max_context]
-    sizes += [size for layer in model.layers for size in (layer.kv_heads, layer.head_dim)]
-    sizes += [size for tensor in model.table for size in tensor.shape]
-    sizes += [model.lookup.width] if model.lookup else []
-    sizes += [model.fan_out] + [size for size in (model.hidden_input, model.centroids) if size is not None]
-    if not all(1 <= size <= _LARGEST_SIZE for size in sizes) or model.candidates > model.vocab_size:
-        raise BundleError(f"{path}: a size of a model is not between 1 and {_LARGEST_SIZE}")
-    counts = [count for one in model.graphs for count in (one.stored, one.table, one.widest, one.attention_heads)]
-    counts += [n for one in model.graphs for of in one.products for n in (of.bits, of.values, of.largest)]
-    counts += [of.block_size - 1 for one in model.graphs for of in one.products if of.block_size is not None]
-    if any(count < 0 for count in counts):
-        raise BundleError(f"{path}: a graph needs less than nothing")
-    for tensor in model.table:
-        if tensor.dtype not in ("uint8", "float32") or tensor.offset < 0:
-            raise BundleError(f"{path}: {tensor.name} is no table")
-
-
-def _refuse_ill_fitting(path: Path, role: str, model: Model, target: Model) -> None:
-    """A drafter that lives on another target would read and write memory that is not there."""
-    if model.hidden_input is not None and (role == TARGET or model.hidden_input != target.hidden_size):
-        raise BundleError(f"{path}: the {role} model reads hidden rows of {model.hidden_input} that no target has")
-    if model.shares is None:
-        return
-    if role == TARGET or len(model.shares) != len(model.layers):
-        raise BundleError(f"{path}: the {role} model cannot share {len(model.shares)} layers")
-    if any(not 0 <= layer < len(target.layers) for layer in model.shares) or model.kv_dtype != target.kv_dtype:
-        raise BundleError(f"{path}: the {role} model shares layers that the target lacks")
-    for own, layer in zip(model.layers, model.shares, strict=True):
-        shared = target.layers[layer]
-        if (own.kv_heads, own.head_dim) != (shared.kv_heads, shared.head_dim):
-            raise BundleError(f"{path}: layer {layer} of the target is not what the {role} model shares")
-
-
 def verify_files(
     directory: Path, manifest: Manifest, *, hashes: bool = True, progress: Callable[[int], None] | None = None
 ) -> None:
     """Size and, if asked, sha256 of every file. Raises ``BundleError`` with the first that is wrong."""
     for problem in file_problems(directory, manifest, hashes=hashes, progress=progress):
         raise BundleError(problem)
+
+
+def size_problems(directory: Path, manifest: Manifest) -> tuple[str, ...]:
+    """A line for each file that is missing or of another size; none for a manifest alone, of which plans are made."""
+    if not any((directory / entry.name).exists() for entry in manifest.files):
+        return ()
+    return tuple(file_problems(directory, manifest, hashes=False))
 
 
 def file_problems(

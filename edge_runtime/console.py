@@ -1,15 +1,22 @@
-"""How both command lines fail: one clear line on stderr and the exit code of the error. Knows no command."""
+"""How both command lines fail: one clear line on stderr and the exit code of the error; and what they print with. Knows
+no command.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
 import sys
-from typing import Any, NoReturn
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from .errors import EdgeError, did_you_mean
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _INTERRUPTED = 128 + 2
 _READER_LEFT = 128 + 13
@@ -24,6 +31,13 @@ _EXTRAS = {
     "matplotlib": "plot",
 }
 """Which extra brings a package that a command may lack."""
+
+
+def plain_console(width: int | None = None, *, stderr: bool = False) -> Console:
+    """Prints what it is given: names and paths come from outside, and ``[/b]`` in one of them is no markup."""
+    from rich.console import Console
+
+    return Console(width=width, stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
 class OneLineErrors(click.Group):
@@ -68,18 +82,32 @@ class OneLineErrors(click.Group):
             ctx.fail(f"no command {name!r}{did_you_mean(name, self.list_commands(ctx))}")
         return super().resolve_command(ctx, args)
 
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        with _reader_may_leave():
+            return super().make_context(*args, **extra)
+
     def invoke(self, ctx: click.Context) -> Any:
         # Here and not in main: click would answer both in its own way before that.
         try:
-            return super().invoke(ctx)
-        except BrokenPipeError:
-            # The reader went away (a pager, head): its business.
-            _leave_stdout()
-            sys.exit(_READER_LEFT)
+            with _reader_may_leave():
+                return super().invoke(ctx)
         except KeyboardInterrupt:
             if sys.stderr.isatty():
                 click.echo(err=True)  # nothing shall stand behind ^C
             _fail("interrupted", _INTERRUPTED)
+
+
+@contextmanager
+def _reader_may_leave() -> Iterator[None]:
+    """Whoever reads stdout goes away (a pager, head): its business, and one exit code whoever wrote. rich makes an exit
+    of its own of it."""
+    try:
+        yield
+    except (BrokenPipeError, SystemExit) as problem:
+        if not isinstance(problem, BrokenPipeError) and not isinstance(problem.__context__, BrokenPipeError):
+            raise
+        _leave_stdout()
+        sys.exit(_READER_LEFT)
 
 
 def _open_streams() -> bool:

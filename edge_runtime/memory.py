@@ -35,6 +35,10 @@ _RESCORED = 2.0
 _GUESSED = 1.3
 """Memory to a byte of a weight file, where the bundle does not say what is in it."""
 _GIGABYTE = 1e9
+FREE_MEMORY = "free memory"
+"""What a change begins with that is no setting."""
+_TENTH = 100_000_000
+"""Of a gigabyte: to which settings are advised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +136,15 @@ class Room:
         return min(self.budgeted, max(0, self.available - self.reserve))
 
 
+    @property
+    def most(self) -> int:
+        """What could be available if nothing else ran."""
+        return max(self.available, self.total - IDLE_SYSTEM_BYTES)
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One setting that would make it fit, or bring it nearer."""
+    """One setting that would make it fit, or bring it nearer; or what else would."""
 
     what: str
     peak: int
@@ -292,6 +302,11 @@ def _changes(manifest: Manifest, load: Load, room: Room) -> Iterator[Change]:
         peak = needs(of, how).peak
         return Change(what, peak, peak <= room.allowed)
 
+    peak = needs(manifest, load).peak
+    more, wasted = _more_room(peak, room), peak + room.reserve > room.available
+    # What was budgeted on purpose is the last to be touched, what others take or a reserve keeps is the first.
+    if more is not None and wasted:
+        yield more
     context = _largest(1, load.context, lambda n: needs(manifest, replace(load, context=n)).peak <= room.allowed)
     if context is not None:
         yield change(f"context: {context}", manifest, replace(load, context=context))
@@ -301,9 +316,7 @@ def _changes(manifest: Manifest, load: Load, room: Room) -> Iterator[Change]:
     if load.roles:
         yield change("drafter: lookup (no drafter of the bundle)", manifest, replace(load, roles=()))
     other: Literal["screened", "full"] = "full" if load.head == "screened" else "screened"
-    if manifest.models[TARGET].screen is not None and needs(manifest, replace(load, head=other)).peak < (
-        needs(manifest, load).peak
-    ):
+    if manifest.models[TARGET].screen is not None and needs(manifest, replace(load, head=other)).peak < peak:
         yield change(f"head: {other}", manifest, replace(load, head=other))
     if load.suffix_tokens:
         yield change("suffix_tokens: 0", manifest, replace(load, suffix_tokens=0))
@@ -312,6 +325,35 @@ def _changes(manifest: Manifest, load: Load, room: Room) -> Iterator[Change]:
         yield change("a bundle of precision int4", smaller, load)
     least = replace(load, context=min(load.context, 256), sessions=1, roles=(), suffix_tokens=0)
     yield change(f"all of these: one session of {least.context} tokens, no drafter", smaller, least)
+    if more is not None and not wasted:
+        yield more
+
+
+def _more_room(peak: int, room: Room) -> Change | None:
+    """Where it is not the device that is too small but what the configuration, or other programs, leave of it."""
+    reserve = min(room.reserve, RESERVE_BYTES)
+    capped = room.budget is not None and peak > room.budget
+    settings = [f"budget.memory_gb: {_gigabytes_up(peak)} or more"] if capped else []
+    if peak + reserve <= room.available:
+        if peak + room.reserve > room.available:
+            settings.append(f"budget.reserve_gb: {_gigabytes_down(room.available - peak)} or less")
+        return Change(" and ".join(settings), peak, True) if settings else None
+    if peak + reserve <= room.most:
+        if peak + room.reserve > room.most:
+            settings.append(f"budget.reserve_gb: {_gigabytes_down(reserve)}")
+        else:
+            reserve = room.reserve
+        there = f"{shown(room.available)} of {shown(room.total)} available, {shown(peak + reserve)} wanted"
+        return Change(" and ".join([f"{FREE_MEMORY}: {there}", *settings]), peak, True)
+    return None
+
+
+def _gigabytes_up(size: int) -> str:
+    return f"{-(-size // _TENTH) / 10:.1f}"
+
+
+def _gigabytes_down(size: int) -> str:
+    return f"{size // _TENTH / 10:.1f}"
 
 
 def _largest(low: int, high: int, fits: Callable[[int], bool]) -> int | None:

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from edge_runtime import __version__
 from edge_runtime.bundle import Manifest, file_problems, read_manifest
-from edge_runtime.console import OneLineErrors
+from edge_runtime.console import OneLineErrors, plain_console
 from edge_runtime.errors import BundleError, ConfigError, why
 from edge_runtime.schema import structure
 
@@ -185,7 +184,7 @@ def parity(
     table.add_row("NLL bundle", f"{found.nll_bundle:.4f}")
     for run in found.greedy:
         table.add_row(f"greedy equal: {run.name}", f"{run.equal} of {run.of}")
-    Console().print(table)
+    plain_console().print(table)
 
 
 @main.command("recipe")

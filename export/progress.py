@@ -15,8 +15,8 @@ ProgressCall = Callable[[str, int, int], None]
 @contextmanager
 def progress_bars() -> Iterator[ProgressCall]:
     """One bar per stage, on stderr; silent where stderr is no terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    console = Console(stderr=True, markup=False, emoji=False)
     with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
         tasks: dict[str, TaskID] = {}
 

@@ -24,7 +24,7 @@ FILE_LINES, FUNCTION_LINES = 400, 60
 
 # A module imports its own row and the rows above it.
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"", "errors", "schema", "bundle", "console"}),
+    frozenset({"", "errors", "schema", "bundle", "console", "soundness"}),
     frozenset({"acceptance", "budget", "sampling", "shaping", "noise", "cost", "estimate", "ledger", "repetition"})
     | frozenset({"boards", "calibration", "choice", "health", "memory", "resident", "row_cost", "status", "tree"})
     | frozenset({"energy_model", "lessons", "pacing", "pressure", "thermal"}),
@@ -335,6 +335,28 @@ def test_importing_the_runtime_has_no_effect() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == []
+
+
+def markup_problems(source: str, path: str) -> list[str]:
+    """Where rich would take a string for markup: names and paths from outside are none, and ``[/b]`` in one raises."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        off = {one.arg for one in node.keywords if isinstance(one.value, ast.Constant) and one.value.value is False}
+        name = ast.unparse(node.func).split(".")[-1]
+        wanted = {"Console": {"markup", "emoji"}, "TextColumn": {"markup"}}.get(name, set[str]())
+        found += [f"{path}:{node.lineno}: {name} without {key}=False" for key in sorted(wanted - off)]
+    return found
+
+
+@pytest.mark.parametrize("path", SOURCES)
+def test_nothing_that_is_printed_is_markup(path: str) -> None:
+    assert markup_problems(SOURCES[path], path) == []
+
+
+def test_the_markup_rule_can_fail() -> None:
+    assert len(markup_problems("Console(stderr=True); rich.progress.TextColumn('{task.description}')", "a.py")) == 3
 
 
 # Where a developer works is nobody's business, and an install goes wherever the user's pip is pointed.

@@ -130,6 +130,32 @@ def test_a_reader_that_leaves_is_none_of_our_business() -> None:
         assert running.stderr.read() == b""
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["plan", "--help"],
+        ["plan", "--bundle", "{bundle}", "--board", "orin-nano-8"],
+        ["plan", "--bundle", "{bundle}", "--board", "orin-nano-8", "--json"],
+        ["doctor"],
+        ["simulate", "--minutes", "0.5"],
+    ],
+    ids=" ".join,
+)
+def test_every_command_says_the_same_of_a_reader_that_has_left(arguments: list[str]) -> None:
+    """Whoever prints: click, rich, or a command by itself. 1 has a meaning of its own for some of them."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    given = [one.format(bundle=tiny.bundle()) for one in arguments]
+    try:
+        with process([*PROGRAM, *given], stdout=writing) as running:
+            assert running.stderr is not None
+            assert running.wait(PATIENCE_S) == 141
+            assert running.stderr.read() == b""
+    finally:
+        os.close(writing)
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk() -> None:
     with open("/dev/full", "wb") as full, process(command(*LONG), stdout=full.fileno()) as running:

@@ -3,6 +3,10 @@ Needs what ``test_telemetry_real_jtop`` needs, and is skipped as that is."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,6 +49,16 @@ def test_a_board_that_is_too_hot_stops_the_daemon_and_one_that_has_cooled_lets_i
                 assert done.usage is not None and done.usage.joules is not None and done.usage.joules >= 0.0
         finally:
             service.kill()
+
+
+def test_no_board_is_left_behind(tmp_path: Path) -> None:
+    """In the midst of it, whatever it is at then: the daemon, its board and the folder are gone."""
+    command = [sys.executable, "-m", "edge_runtime", "simulate", "--bundle", str(bundle_without_draft())]
+    with subprocess.Popen(command, env=os.environ | {"TMPDIR": str(tmp_path)}, stderr=subprocess.DEVNULL) as running:
+        until(lambda: running.poll() is not None or any(tmp_path.glob("edge-board-*/board/serve.log")))
+        running.terminate()
+        assert running.wait() == 128 + signal.SIGTERM
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_figures_of_a_run() -> None:

@@ -97,6 +97,8 @@ def test_advice_holds(allowed: int) -> None:
     found = plan(NINE, Load(8192, 8, (DRAFT,), suffix_tokens=1 << 17), room(allowed))
     assert found.fits == (found.needs.peak <= allowed) and bool(found.changes) != found.fits
     for change in found.changes:
+        if change.what.startswith("budget."):
+            continue  # a larger room, of which test_plan_refusals knows
         assert change.fits == (change.peak <= allowed)
         for key in ("context", "sessions"):
             if change.what.startswith(f"{key}: "):

@@ -58,14 +58,50 @@ def test_a_bundle_that_says_nothing_is_guessed_at() -> None:
     assert not guessed.exact and guessed.models[0].weights > 0
 
 
-@pytest.mark.parametrize(("key", "value"), [("stored", -1), ("widest", -5), ("attention_heads", -1)])
-def test_needs_below_nothing_are_refused(tmp_path: Path, key: str, value: int) -> None:
-    bundle = tiny.copy_of(tiny.bundle(), tmp_path)
-    data = json.loads((bundle / MANIFEST_NAME).read_text())
-    data["models"]["target"]["graphs"][0][key] = value
-    (bundle / MANIFEST_NAME).write_text(json.dumps(data))
-    with pytest.raises(BundleError, match="less than nothing"):
-        read_manifest(bundle)
+_SENSELESS: list[tuple[tuple[str | int, ...], object, str]] = [
+    (("files", 0, "bytes"), -1, "bytes of the file"),
+    (("files", 0, "bytes"), 10**40, "digits"),
+    (("tokenizer", "vocab_size"), 0, "tokenizer.vocab_size"),
+    (("tokenizer", "vocab_size"), 10**12, "tokenizer.vocab_size"),
+    (("tokenizer", "eos_ids"), [10**9], "a token id"),
+    (("tokenizer", "bos_id"), -1, "a token id"),
+    (("memory", "weights"), -1, "memory.weights"),
+    (("memory", "kv_per_token"), 10**40, "memory.kv_per_token"),
+    (("models", "target", "layers"), [], "has no layers"),
+    (("models", "target", "layers", 0, "window"), 0, "window of layer 0"),
+    (("models", "target", "layers", 0, "kv_heads"), 10**40, "kv_heads of layer 0"),
+    (("models", "target", "hidden_size"), -4, "target: hidden_size"),
+    (("models", "target", "max_context"), 0, "target: max_context"),
+    (("models", "target", "candidates"), 10**6, "target: candidates"),
+    (("models", "target", "graphs", 0, "attention_heads"), 0, "attention_heads"),
+    (("models", "target", "graphs", 0, "attention_heads"), -1, "attention_heads"),
+    (("models", "target", "graphs", 0, "attention_heads"), 10**40, "attention_heads"),
+    (("models", "target", "graphs", 0, "stored"), -1, "stored"),
+    (("models", "target", "graphs", 0, "stored"), 10**40, "stored"),
+    (("models", "target", "graphs", 0, "table"), 10**13, "contradicts itself"),
+    (("models", "target", "graphs", 0, "widest"), -5, "widest"),
+    (("models", "target", "graphs", 0, "products", 0, "bits"), 7, "contradicts itself"),
+    (("models", "target", "graphs", 0, "products", 0, "values"), 10**40, "values"),
+    (("models", "target", "graphs", 0, "products", 0, "largest"), 10**13, "contradicts itself"),
+    (("models", "target", "graphs", 0, "products", 0, "block_size"), 0, "block_size"),
+    (("models", "draft", "graphs", 0, "stored"), -1, "draft: stored"),
+]
+
+
+@pytest.mark.parametrize(("place", "value", "words"), _SENSELESS)
+def test_figures_that_no_model_has_are_refused_in_one_line(
+    tmp_path: Path, place: tuple[str | int, ...], value: object, words: str
+) -> None:
+    """The manifest alone: no plan has been made of it, and no file is there."""
+    data = json.loads((tiny.bundle() / MANIFEST_NAME).read_text())
+    inner = data
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    (tmp_path / MANIFEST_NAME).write_text(json.dumps(data))
+    with pytest.raises(BundleError) as caught:
+        read_manifest(tmp_path)
+    assert words in str(caught.value) and len(str(caught.value)) < 300 and "\n" not in str(caught.value)
 
 
 # --- the daemon's refusal --------------------------------------------------------------------------
@@ -112,6 +148,16 @@ def test_plan_tells_each_part_and_whether_it_fits() -> None:
     assert told["peak_bytes"] <= told["allowed_bytes"] and told["left_bytes"] > 0
     shown_too = run("--bundle", str(tiny.bundle()), "--board", "orin-nano-8")
     assert shown_too.exit_code == 0 and "It fits." in shown_too.stdout and "target: KV cache" in shown_too.stdout
+
+
+@pytest.mark.parametrize("name", ["[/foo]", "[bold red]x", ":smile: [x]", "a[/b"])
+def test_a_name_is_printed_as_it_is(tmp_path: Path, name: str) -> None:
+    """And is no markup of the tables that it stands in."""
+    data = json.loads((tiny.bundle() / MANIFEST_NAME).read_text())
+    (tmp_path / MANIFEST_NAME).write_text(json.dumps({**data, "name": name}))
+    result = run("--bundle", str(tmp_path), "--board", "orin-nano-8")
+    assert result.exit_code == 0, result.output
+    assert name in result.stdout
 
 
 def test_plan_of_this_machine_and_of_a_configuration(tmp_path: Path) -> None:

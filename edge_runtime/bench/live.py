@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from ..boards import Board
 from ..client.blocking import Client
 from ..client.results import EdgeRuntimeError
-from ..errors import EdgeError, EngineError
+from ..errors import EdgeError, EngineError, InputError
 from ..simulator.driven import drive
 from ..simulator.namespace import BoardNamespace, JtopService
 from ..simulator.plant import Plant, PlantParameters
@@ -40,6 +40,8 @@ _PROMPT = "Write down what happened on the river that day, from the morning on."
 _LOOK_S = 0.25
 _LOADS_S = 300.0
 _CAP_S = 10.0
+_MOST_TOLD = 500
+"""Characters of what a daemon said that does not come up."""
 _K = 2
 """Drafts of the steps that the plant reckons with."""
 
@@ -190,9 +192,16 @@ def _until_ready(client: Client, process: subprocess.Popen[bytes], log: Path) ->
             if client.health().ready:
                 return
         if process.poll() is not None or time.monotonic() > deadline_s:
-            said = " ".join(log.read_text(errors="replace").split())
-            raise EngineError(f"the daemon does not come up: {said[-500:]}")
+            kind = InputError if process.returncode == InputError.exit_code else EngineError
+            raise kind(f"the daemon does not come up: {_last_word(log)}")
         time.sleep(0.1)
+
+
+def _last_word(log: Path) -> str:
+    """Its error, of a log that has a line for every event; or else whatever came last."""
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return (errors or lines or ["it says nothing"])[-1][:_MOST_TOLD]
 
 
 def _ask(client: Client, busy: SimpleNamespace) -> None:

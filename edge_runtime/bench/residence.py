@@ -13,18 +13,22 @@ from dataclasses import asdict
 import msgspec
 
 from ..config import Config
-from ..errors import EngineError
+from ..errors import EdgeError, InputError
 from ..resident import Resident, resident
 from ..schema import plain
 
+_ERROR = "error: "
+
 
 def measure(config: Config) -> Resident:
-    """Loads, warms up and makes a first text, then looks. Raises ``EngineError`` with what went wrong there."""
+    """Loads, warms up and makes a first text, then looks. Raises ``InputError`` with what went wrong there: whoever
+    asks for a measurement asks for a machine that can make it."""
     command = [sys.executable, "-m", __name__, json.dumps(plain(config))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         said = done.stderr.strip().splitlines()
-        raise EngineError(f"loading {config.bundle} to measure it: {said[-1] if said else 'ended without a word'}")
+        told = said[-1].removeprefix(_ERROR) if said else f"ended without a word ({done.returncode})"
+        raise InputError(f"loading {config.bundle} to measure it: {told}")
     return msgspec.json.decode(done.stdout, type=Resident)
 
 
@@ -33,7 +37,10 @@ def _main(text: str) -> None:
     from ..server import daemon as daemon
     from ..server.preparing import prepare
 
-    model = prepare(msgspec.json.decode(text, type=Config))
+    try:
+        model = prepare(msgspec.json.decode(text, type=Config))
+    except EdgeError as problem:
+        sys.exit(f"{_ERROR}{' '.join(str(problem).split())}")
     found = asdict(resident())
     model.served.close()
     sys.stdout.write(json.dumps(found))

@@ -14,7 +14,6 @@ from statistics import median
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -24,9 +23,11 @@ from ..bench.corpus import SAMPLE_TOKENS, prompts, sample_text
 from ..bench.serving import ServingFigures, compare_serving
 from ..bench.speculation import Case, PromptFigures, compare_plain, look_again
 from ..bench.verdict import NEVER_SLOWER, Verdict, engine_verdicts, serving_verdicts, speculation_verdicts
+from ..console import plain_console
 from ..loading import LoadedBundle, LoadSettings, load_bundle
 from ..sampling import SamplingParams
 from ..telemetry.meter import Meter, board_meter
+from .interrupt import ends_tidily
 
 _GREEDY = Case("greedy", SamplingParams(temperature=0.0))
 _SAMPLED = Case("sampled", SamplingParams(temperature=1.0, top_k=64, top_p=0.95))
@@ -68,9 +69,9 @@ def bench(
     peers: tuple[PeerFigures, ...] = ()
     drafts: tuple[PromptFigures, ...] = ()
     serving: ServingFigures | None = None
-    console = Console()
+    console = plain_console()
     try:
-        with _progress() as progress, board_meter() as meter:
+        with ends_tidily(), _progress() as progress, board_meter() as meter:
             if only in (None, "peers"):
                 loaded.close()  # one model in memory at a time: it would count in no figure, and yet disturb
                 peers = _peers(loaded, gguf, Plan(rounds=rounds, threads=threads, context=context), progress)
@@ -96,12 +97,12 @@ def bench(
         verdicts += engine_verdicts(peers, size)
     if drafts:
         console.print(_draft_table(drafts))
-        console.print(_energy_line(drafts, meter), highlight=False)
+        console.print(_energy_line(drafts, meter))
         verdicts += speculation_verdicts(drafts)
     if serving is not None:
         verdicts += serving_verdicts(serving)
     for verdict in verdicts:
-        console.print(f"{'met ' if verdict.met else 'MISSED'} {verdict.claim}: {verdict.found}", highlight=False)
+        console.print(f"{'met ' if verdict.met else 'MISSED'} {verdict.claim}: {verdict.found}")
     if json_path is not None:
         _write(json_path, bundle, threads, peers, drafts, serving, verdicts)
 
@@ -185,8 +186,8 @@ def _write(
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    console = plain_console(stderr=True)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bars:
         tasks: dict[str, TaskID] = {}
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from .. import __version__
@@ -27,6 +26,7 @@ from ..bench.compare.study import Plan, Study, check_fits
 from ..bench.compare.texts import Law
 from ..bench.prompts import Domain, chosen_domains, prompts_sha256
 from ..bundle import MANIFEST_NAME, file_sha256
+from ..console import plain_console
 from ..errors import ConfigError
 from ..loading import MAX_DRAFT_TOKENS, LoadedBundle, LoadSettings, load_bundle
 from ..sampling import SamplingParams
@@ -70,7 +70,7 @@ _WORTH_A_FILE = 5.0
 @click.option("--strict", is_flag=True, help="Exit code 1 where a floor is missed.")
 def compare(**given: Any) -> None:
     """Compare every drafter and policy with plain decoding, on five domains, retrieval, JSON, edits and chat."""
-    console = Console(width=None if sys.stdout.isatty() else 100)
+    console = plain_console(None if sys.stdout.isatty() else 100)
     settings = LoadSettings(head=given["head"], threads=given["threads"], max_draft_tokens=MAX_DRAFT_TOKENS)
     domains, laws = chosen_domains(_names(given["domains"])), _laws(given)
     if given["plot_path"] is not None:
@@ -79,7 +79,7 @@ def compare(**given: Any) -> None:
     subject = plain = load_bundle(given["bundle"], settings)
     try:
         if given["costs_only"]:
-            console.print(costs_table(step_costs(subject.target, MAX_DRAFT_TOKENS)), highlight=False)
+            console.print(costs_table(step_costs(subject.target, MAX_DRAFT_TOKENS)))
             return
         plan = _plan(subject, laws, given)
         check_fits(subject, plan, domains)
@@ -95,7 +95,7 @@ def compare(**given: Any) -> None:
         if plain is not subject:
             plain.close()
     for table in tables(report):
-        console.print(table, highlight=False)
+        console.print(table)
     if given["plot_path"] is not None:
         plot(report, given["plot_path"])
     if given["strict"] and any(floor.state == "MISSED" for floor in report.floors):
@@ -205,8 +205,8 @@ def _announce(plan: Plan, domains: Sequence[Domain], done: int, plain_ms: float,
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    console = plain_console(stderr=True)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bars:
         tasks: dict[bool, TaskID] = {}
 

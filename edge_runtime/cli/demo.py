@@ -9,17 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from ..bench.corpus import Prompt, prompts
 from ..bench.daemon import running_daemon
 from ..bench.speculation import Case, PromptFigures, compare_plain
 from ..client import Client
+from ..console import plain_console
 from ..generation import GenerationResult
 from ..loading import LoadedBundle, LoadSettings, load_bundle
 from ..resident import resident
 from ..sampling import SamplingParams
+from .interrupt import ends_tidily
 
 _PROMPT = "The three most important inventions of the nineteenth century were"
 _GREEDY = Case("greedy", SamplingParams(temperature=0.0))
@@ -47,7 +48,7 @@ def demo(bundle: Path, tokens: int, rounds: int) -> None:
 
 def _serve(bundle: Path, tokens: int) -> None:
     """A daemon of our own: a text as it is made, and the same prompt again from the daemon's cache."""
-    with running_daemon(bundle) as socket, Client(socket) as client:
+    with ends_tidily(), running_daemon(bundle) as socket, Client(socket) as client:
         status = client.status()
         assert status.model is not None  # it is ready
         click.echo(
@@ -84,7 +85,7 @@ def _show(loaded: LoadedBundle, figures: Sequence[PromptFigures], rounds: int) -
     table.add_row("95% of it", *(text for bound in bounds for text in ("", bound)))
     repeats = [text for figure in figures for text in ("", f"{figure.repeat_rate:.0%}")]
     table.add_row("repeats", *repeats)
-    Console().print(table)
+    plain_console().print(table)
     memory, size = resident(), sum(entry.bytes for entry in loaded.manifest.files)
     click.echo(
         "speed-up: median of the ratios within each round; all else: the last round, so its tok/s need not divide to it"

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import click
 
-from ..bundle import read_manifest
-from ..config import Config, Overrides, read_config
-from ..doctor.checks import Check, check
+from ..bundle import TARGET, Manifest, file_problems, read_manifest
+from ..config import Config, EngineConfig, Overrides, read_config
+from ..doctor.checks import check
+from ..doctor.finding import Check
 from ..doctor.machine import ask_jtop, read_machine
-from ..errors import InputError
+from ..errors import BundleError, ConfigError, InputError
 from ..loading import load_of
-from ..memory import Plan
+from ..memory import Plan, shown
 from ..memory import plan as plan_memory
 from ..schema import plain
 from ..server.preparing import machine_room, settings_of
 from ..telemetry.identity import identify
+from ..telemetry.recording import read_recording
+from ..telemetry.sample import Sample
 
 _STYLES = {"ok": "green", "advice": "yellow", "problem": "red"}
+_ANOTHER_BUNDLE = "edge-export export ... makes one; bundle: in the configuration names it"
+_TOLD_FILES = 3
 
 
 @click.command()
@@ -47,8 +53,9 @@ def doctor(config_path: Path | None, root: Path, as_json: bool) -> int:
     # A tree of files has no service; what only a board has is not asked of another machine.
     jtop = ask_jtop() if root == Path("/") and identify(root).tegra else None
     machine = read_machine(root, jtop=jtop, place=None if config is None else Path(config.bundle))
-    plan, broken = _plan(config, root)
-    checks = (*check(machine, config, plan), *broken)
+    plan, of_bundle = _bundle(config, root)
+    recorded, of_recording = _recording(config)
+    checks = (*check(machine, config, plan, recorded), *of_bundle, *of_recording)
     problems = sum(one.status == "problem" for one in checks)
     if as_json:
         click.echo(json.dumps({"problems": problems, "checks": plain(checks)}, indent=2))
@@ -57,16 +64,51 @@ def doctor(config_path: Path | None, root: Path, as_json: bool) -> int:
     return 1 if problems else 0
 
 
-def _plan(config: Config | None, root: Path) -> tuple[Plan | None, tuple[Check, ...]]:
+def _bundle(config: Config | None, root: Path) -> tuple[Plan | None, tuple[Check, ...]]:
     if config is None:
         return None, ()
     try:
         manifest = read_manifest(Path(config.bundle))
+    except BundleError as problem:
+        return None, (Check("bundle", "problem", str(problem), _ANOTHER_BUNDLE),)
+    files = _files(Path(config.bundle), manifest)
+    try:
         load = load_of(manifest, settings_of(config.engine))
     except InputError as problem:
-        return None, (Check("bundle", "problem", str(problem), "edge-export export ...; bundle: in the configuration"),)
+        return None, (files, Check("engine settings", "problem", str(problem), _setting(str(problem), manifest)))
     room = machine_room(config.budget, root)
-    return None if room is None else plan_memory(manifest, load, room), ()
+    return None if room is None else plan_memory(manifest, load, room), (files,)
+
+
+def _files(directory: Path, manifest: Manifest) -> Check:
+    """Their sizes: hashes take a minute, and the daemon looks at them."""
+    problems = tuple(file_problems(directory, manifest, hashes=False))
+    if problems:
+        more = f"; and {len(problems) - _TOLD_FILES} more" if len(problems) > _TOLD_FILES else ""
+        told = "; ".join(problems[:_TOLD_FILES]) + more
+        return Check("bundle", "problem", told, f"copy it again, or {_ANOTHER_BUNDLE}")
+    size = sum(entry.bytes for entry in manifest.files)
+    return Check("bundle", "ok", f"{manifest.name}, {len(manifest.files)} files, {shown(size)}")
+
+
+def _setting(problem: str, manifest: Manifest) -> str:
+    """The key that the message begins with."""
+    key = problem.split()[0].rstrip(":")
+    if key == "context":
+        return f"engine.context: {manifest.model(TARGET).max_context} or less"
+    known = key in (field.name for field in fields(EngineConfig))
+    return f"another engine.{key} in the configuration" if known else "the section engine of the configuration"
+
+
+def _recording(config: Config | None) -> tuple[tuple[Sample, ...], tuple[Check, ...]]:
+    if config is None or config.budget.recording is None:
+        return (), ()
+    try:
+        samples = read_recording(Path(config.budget.recording))
+    except ConfigError as problem:
+        fix = "edge-runtime telemetry --follow --json > FILE writes one; budget.recording: FILE"
+        return (), (Check("recording", "problem", str(problem), fix),)
+    return samples, (Check("recording", "ok", f"{len(samples)} samples"),)
 
 
 def _show(checks: tuple[Check, ...], problems: int) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..bench.corpus import prompts
 from ..bench.load import LoadFigures, LoadPlan, quantile, run_disconnects, run_fairness, run_load
+from ..console import plain_console
 
 
 @click.command()
@@ -57,8 +57,8 @@ def load(socket: Path | None, clients: int, minutes: float, disconnects: int, js
 
 
 def _load(socket: Path | None, plan: LoadPlan) -> LoadFigures:
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    console = plain_console(stderr=True)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bars:
         task = bars.add_task("load", total=1.0)
         return asyncio.run(run_load(socket, plan, lambda done: bars.update(task, completed=done)))

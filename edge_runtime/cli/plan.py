@@ -11,15 +11,17 @@ import click
 
 from ..bench.residence import measure
 from ..boards import BOARDS, board_named
-from ..bundle import Manifest, read_manifest
+from ..bundle import Manifest, read_manifest, size_problems
 from ..config import BudgetConfig, Config, EngineConfig, Overrides, read_config
-from ..errors import ConfigError
+from ..console import plain_console
+from ..errors import BundleError, ConfigError, EdgeError
 from ..loading import load_of
 from ..memory import Load, Needs, Plan, Room, shown
 from ..memory import plan as plan_memory
 from ..resident import Resident
 from ..schema import plain
 from ..server.preparing import board_room, machine_room, settings_of
+from ..telemetry.recording import read_recording
 
 _THIS = "this"
 _MISFIT = 1
@@ -63,26 +65,58 @@ _MISFIT = 1
 def plan(bundle: Path | None, board: str, config_path: Path | None, measured: bool, as_json: bool, **given: Any) -> int:
     """What a bundle takes of a device's memory, and what to change where it does not fit.
 
+    The manifest is enough for it; of files that lie beside it, the sizes must be right.
+
     Exit code 0: it fits; 1: it does not; 2: something that was given is wrong.
     """
     config = _config(bundle, config_path)
     engine = replace(config.engine, **{key: value for key, value in given.items() if value is not None})
     manifest = read_manifest(Path(config.bundle))
     found = plan_memory(manifest, load_of(manifest, settings_of(engine)), _room(board, config.budget))
-    seen = measure(replace(config, engine=engine)) if measured else None
-    if as_json:
-        told = {"fits": found.fits, **plain(found), **_sums(found), "measured": plain(seen)}
-        click.echo(json.dumps(told, indent=2))
-    else:
+    problems = size_problems(Path(config.bundle), manifest)
+    if not as_json:
         _show(manifest, found)
+    seen = None
+    try:
+        _refuse(problems)
+        if not as_json:
+            _show_verdict(found)
+        if measured:
+            seen = _measured(replace(config, engine=engine), found)
+    finally:
+        # With what went wrong behind it: what was reckoned is right all the same.
+        if as_json:
+            told = {"fits": found.fits, **plain(found), **_sums(found), "problems": problems, "measured": plain(seen)}
+            click.echo(json.dumps(told, indent=2))
+    if not as_json:
         _show_measured(found.needs, seen)
     return 0 if found.fits else _MISFIT
+
+
+def _refuse(problems: tuple[str, ...]) -> None:
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise BundleError(f"{problems[0]}{more}")
+
+
+def _measured(config: Config, found: Plan) -> Resident | None:
+    """Raises ``EdgeError``, unless it is said already that it does not fit."""
+    try:
+        return measure(config)
+    except EdgeError as problem:
+        if found.fits:
+            raise
+        click.echo(f"not measured: {problem}", err=True)
+        return None
 
 
 def _config(bundle: Path | None, path: Path | None) -> Config:
     """Raises ``ConfigError``."""
     if path is not None:
-        return read_config(path, Overrides(bundle=bundle))
+        config = read_config(path, Overrides(bundle=bundle))
+        if config.budget.recording is not None:
+            read_recording(Path(config.budget.recording))  # the daemon would not start without it
+        return config
     if bundle is None:
         raise ConfigError("give --bundle or --config")
     return Config(str(bundle), EngineConfig())
@@ -110,11 +144,10 @@ def _sums(found: Plan) -> dict[str, int]:
 
 
 def _show(manifest: Manifest, found: Plan) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     load, needs, room = found.load, found.needs, found.room
-    console = Console(highlight=False)
+    console = plain_console()
     table = Table(
         title=f"{manifest.name} on {room.name}, {load.device}: {load.sessions} sessions of {load.context} tokens"
     )
@@ -126,20 +159,36 @@ def _show(manifest: Manifest, found: Plan) -> None:
     table.add_row("peak while loading", shown(needs.loading))
     table.add_row("peak in all", shown(needs.peak))
     table.add_row(f"allowed ({_allowed(room)})", shown(room.allowed))
-    table.add_row("left to the system", shown(found.left))
+    table.add_row("left to the system" if found.fits else "left to the system, were it loaded", shown(found.left))
     console.print(table)
+    console.print(
+        "Peak in all: the sum of the lines above, or the peak while loading where that is more. While loading, "
+        "scratch, logits, tokenizer, earlier texts and grammars are not there yet, and one matrix is there twice."
+    )
     if needs.looked_up:
         console.print(f"Not counted: {shown(needs.looked_up)} of tables that are read a few rows at a time.")
     if not needs.exact:
         console.print("A guess: this bundle does not say what its graphs need. Export it again for exact figures.")
     if load.device == "cuda":
         console.print("Figures of CUDA are reckoned, not measured on a board.")
+
+
+def _show_verdict(found: Plan) -> None:
     if found.fits:
-        console.print("It fits.")
+        click.echo("It fits.")
         return
-    console.print(f"It does not fit: {shown(needs.peak - room.allowed)} too much. What would change that:")
+    click.echo(f"It does not fit: {_short(found)}. What would change that:")
     for change in found.changes:
-        console.print(f"  {change.what}: {shown(change.peak)}, {'fits' if change.fits else 'does not fit'}")
+        click.echo(f"  {change.what}: {shown(change.peak)}, {'fits' if change.fits else 'does not fit'}")
+
+
+def _short(found: Plan) -> str:
+    room, peak = found.room, found.needs.peak
+    over = f"{shown(peak - room.allowed)} too much"
+    if peak + room.reserve > room.available:
+        return over
+    # "left to the system" is then a large number, and says nothing.
+    return f"{over} for budget.memory_gb, though {room.name} has the room"
 
 
 def _show_measured(needs: Needs, seen: Resident | None) -> None:

@@ -16,6 +16,7 @@ from rich.progress import Progress
 
 from ..bench.compare.plot import check_plot
 from ..boards import BOARDS, board_named
+from ..console import plain_console
 from ..simulator.loop import simulated
 from ..simulator.pilot import Constant, Governed, Pilot
 from ..simulator.plot import plot
@@ -46,13 +47,13 @@ _LIVE_MINUTES = 2.0
               help="Instead of a board: so many random plants, of which the governor knows nothing.")  # fmt: skip
 @click.option("--bundle", metavar="DIR", type=click.Path(path_type=Path, exists=True, file_okay=False),
               help="Instead of made-up steps: the real daemon serves it, and the real jtop service reads the board. "
-                   "In real time; needs root.")  # fmt: skip
+                   "In real time; needs root, util-linux, a C compiler and jetson-stats.")  # fmt: skip
 @click.option("--plot", "plot_path", type=click.Path(path_type=Path), help="Draw it: a .svg, .png or .pdf file.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the figures here.")
 @click.option("--strict", is_flag=True, help="Exit code 1 where something was not held.")
 def simulate(**given: Any) -> None:
     """Run the governor against a simulated board, or against many random plants. Nothing here was measured."""
-    console = Console(width=None if sys.stdout.isatty() else 100)
+    console = plain_console(None if sys.stdout.isatty() else 100)
     if given["plants"] is not None and given["plot_path"] is not None:
         raise click.UsageError("--plot draws one run, and --plants makes many")
     if given["bundle"] is not None:
@@ -82,7 +83,7 @@ def _live(console: Console, given: dict[str, Any]) -> bool:
 
     board = board_named(given["board"])
     watts = given["power_limit"] or board.default.budget_w
-    with Progress(console=Console(stderr=True), transient=True) if sys.stderr.isatty() else nullcontext() as bars:
+    with Progress(console=plain_console(stderr=True), transient=True) if sys.stderr.isatty() else nullcontext() as bars:
         task = None if bars is None else bars.add_task("the daemon on a board", total=1.0)
 
         def report(share: float) -> None:
@@ -107,12 +108,12 @@ def _one(console: Console, given: dict[str, Any]) -> bool:
     title = f"{board.title} ({board.default.name}) at {given['ambient']:g} C, {given['minutes']:g} minutes, {who}"
     trace = simulated(scenario, pilot)
     verdict = judged(trace)
-    console.print(f"SIMULATION, no board was measured: {title}", highlight=False)
-    console.print(course(trace), highlight=False)
+    console.print(f"SIMULATION, no board was measured: {title}")
+    console.print(course(trace))
     if not given["without_governor"]:
-        console.print(changes_table(trace.changes), highlight=False)
+        console.print(changes_table(trace.changes))
     table, held = held_table(verdict_rows(verdict, scenario))
-    console.print(table, highlight=False)
+    console.print(table)
     if given["plot_path"] is not None:
         plot(trace, given["plot_path"], title)
     if given["json_path"] is not None:
@@ -127,7 +128,7 @@ def _one(console: Console, given: dict[str, Any]) -> bool:
 def _many(console: Console, given: dict[str, Any]) -> bool:
     minutes, count = given["minutes"], given["plants"]
     seeds = range(given["seed"], given["seed"] + count)
-    with Progress(console=Console(stderr=True), transient=True) if sys.stderr.isatty() else nullcontext() as bars:
+    with Progress(console=plain_console(stderr=True), transient=True) if sys.stderr.isatty() else nullcontext() as bars:
         task = None if bars is None else bars.add_task("plants", total=count)
 
         def report(finding: Finding) -> None:
@@ -139,10 +140,9 @@ def _many(console: Console, given: dict[str, Any]) -> bool:
     console.print(
         f"SIMULATION, no board was measured: {count} random plants (seeds {seeds[0]} to {seeds[-1]}), {minutes:g} "
         f"minutes each, the governor knows none of their parameters",
-        highlight=False,
     )
-    console.print(floors_table(asked), highlight=False)
-    console.print(plants_line(findings), highlight=False)
+    console.print(floors_table(asked))
+    console.print(plants_line(findings))
     if given["json_path"] is not None:
         _write(given["json_path"], _figures(findings, asked))
     return all(floor.held for floor in asked)

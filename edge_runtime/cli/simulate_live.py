@@ -13,7 +13,9 @@ from rich.table import Table
 
 from ..bench.live import LiveRun, run_live, small_plant
 from ..boards import Board
+from ..bundle import read_manifest, verify_files
 from ..simulator.tree import BoardTree
+from .interrupt import ends_tidily
 from .simulate_tables import Row, changes_table, held_table, limit_rows, lines_table
 
 _COLUMNS = 60
@@ -24,8 +26,10 @@ def live(
     console: Console, bundle: Path, board: Board, ambient_c: float, limit_c: float, cap_w: float | None, seconds: float,
     json_path: Path | None, progress: _Bars,
 ) -> bool:  # fmt: skip
-    """Whether all was held."""
-    with tempfile.TemporaryDirectory(prefix="edge-board-") as folder:
+    """Whether all was held. Raises ``BundleError`` for a bundle that no daemon would serve."""
+    # Before a board is built and a daemon started that would only say the same.
+    verify_files(bundle, read_manifest(bundle), hashes=False)
+    with ends_tidily(), tempfile.TemporaryDirectory(prefix="edge-board-") as folder:
         run = run_live(
             bundle, BoardTree.build(Path(folder) / "board", board), small_plant(board, ambient_c), limit_c=limit_c,
             cap_mw=None if cap_w is None else round(1e3 * cap_w), seconds=seconds, progress=progress,
@@ -33,12 +37,11 @@ def live(
     console.print(
         f"SIMULATION, no board was measured: the daemon serves {bundle} on a simulated {board.title} at "
         f"{ambient_c:g} C, read through {run.source}; its heat sink is made small, so that seconds are enough",
-        highlight=False,
     )
-    console.print(_course(run), highlight=False)
-    console.print(changes_table(run.changes), highlight=False)
+    console.print(_course(run))
+    console.print(changes_table(run.changes))
     table, held = held_table(_rows(run))
-    console.print(table, highlight=False)
+    console.print(table)
     if json_path is not None:
         json_path.parent.mkdir(parents=True, exist_ok=True)
         json_path.write_text(json.dumps(asdict(run), indent=1) + "\n", encoding="utf-8")

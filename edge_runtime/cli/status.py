@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from ..client import Client
+from ..console import plain_console
 from ..schema import plain
 from .options import socket_option
 
@@ -23,10 +24,8 @@ def status(socket: Path | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(plain(told), indent=2))
         return
-    from rich.console import Console
-
     from .view import lines
 
-    console = Console(width=shutil.get_terminal_size().columns, highlight=False)
+    console = plain_console(shutil.get_terminal_size().columns)
     for line in lines(told, console.width):
         console.print(line)

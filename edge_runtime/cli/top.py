@@ -13,11 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import click
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
 from ..client import Client, EdgeRuntimeError
+from ..console import plain_console
 from ..status import Status
 from .options import socket_option
 from .view import lines
@@ -32,7 +33,7 @@ _KEYS = Text("q leaves", "dim")
               help="Seconds between frames.")  # fmt: skip
 def top(socket: Path | None, once: bool, interval: float) -> None:
     """Watch the daemon: speed, acceptance, queue, slots, memory, temperature. q or Ctrl-C leaves."""
-    console = Console(highlight=False)
+    console = plain_console()
     with Client(socket, patience_s=0.0, timeout_s=10.0) as client:
         told = client.status()
         if once or not console.is_terminal:

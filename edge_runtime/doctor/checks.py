@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
+import shlex
+from collections.abc import Iterator, Sequence
 
-from ..boards import Board, PowerMode, plain_mode_name
 from ..config import Config
-from ..memory import Plan, shown
+from ..memory import FREE_MEMORY, Change, Plan, shown
 from ..telemetry.sample import Sample
+from .finding import Check, Status
+from .limits import limit_checks, mode_checks, over_current
 from .machine import Machine
-
-Status = Literal["ok", "advice", "problem"]
 
 _GROUPS = ("video", "render")
 _LEAST_DISK = 1_000_000_000
@@ -25,6 +23,7 @@ _OLDEST_ENGINE = (1, 23)
 _SMALL_BOARD = 9_000_000_000
 _NEAR_TRIP_C = 10.0
 _COMPACT = "sync; echo 3 | sudo tee /proc/sys/vm/drop_caches; echo 1 | sudo tee /proc/sys/vm/compact_memory"
+_NO_DESKTOP = "close the desktop (sudo systemctl isolate multi-user.target) and other programs"
 _JTOP_FIXES = {
     "not-installed": "pip install jetson-stats  (the version that the service has: `jtop --version`)",
     "no-service": "sudo systemctl restart jtop.service",
@@ -36,23 +35,17 @@ _JTOP_FIXES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    name: str
-    status: Status
-    text: str
-    fix: str = ""
-    """A command, or what to do; empty where there is nothing to do."""
-
-
-def check(machine: Machine, config: Config | None = None, plan: Plan | None = None) -> tuple[Check, ...]:
-    """``config`` and ``plan``: what is to run there, as far as it is known."""
+def check(
+    machine: Machine, config: Config | None = None, plan: Plan | None = None, recorded: Sequence[Sample] = ()
+) -> tuple[Check, ...]:
+    """``config`` and ``plan``: what is to run there, as far as it is known. ``recorded``: what is to be replayed."""
     found = [_board(machine)]
     if machine.identity.tegra:
-        found += [_system(machine), *_mode(machine, config), *_clocks(machine), _throttled(machine)]
+        found += [_system(machine), *mode_checks(machine, config), *_clocks(machine), _throttled(machine)]
         found += [*_sensors(machine), _jtop(machine, config), *_groups(machine), _nvmap(machine), _swap(machine)]
         found += [_blocks(machine, plan)]
-    found += [_engine(machine, config), _disk(machine), *_memory(plan)]
+    found += [*limit_checks(machine, config, recorded), *_socket_group(machine, config)]
+    found += [_engine(machine, config), _disk(machine), *_memory(machine, plan)]
     return tuple(found)
 
 
@@ -79,45 +72,6 @@ def _system(machine: Machine) -> Check:
     return Check("system", "ok", f"JetPack {identity.jetpack.version} ({said})")
 
 
-def _mode(machine: Machine, config: Config | None) -> Iterator[Check]:
-    board, sample = machine.identity.board, machine.sample
-    name = None if sample is None else sample.power_mode
-    if name is None:
-        yield Check("power mode", "problem", "no power mode is set", "sudo nvpmodel -q; sudo nvpmodel -m ID")
-        return
-    mode = None if board is None else board.mode(name)
-    if board is None or mode is None:
-        yield Check("power mode", "ok", name)
-        return
-    events = _over_current(sample)
-    capped = _recommended(board)
-    fix = f"sudo nvpmodel -m {capped.id}  ({capped.name})"
-    if plain_mode_name(name).startswith("MAXN"):
-        if events:
-            text = f"{name}, and over-current protection has cut in ({events}): it has no cap on power"
-            yield Check("power mode", "problem", text, fix)
-        else:
-            text = (
-                f"{name} has no cap on power: over-current protection may cut in; {capped.name} makes more of a joule"
-            )
-            yield Check("power mode", "advice", text, fix)
-    elif mode.gpu_mhz < capped.gpu_mhz:
-        text = f"{name} holds the accelerator at {mode.gpu_mhz:g} MHz; {capped.name} allows {capped.gpu_mhz:g}"
-        yield Check("power mode", "advice", text, fix)
-    else:
-        yield Check("power mode", "ok", name)
-    limit = None if config is None else config.budget.power_mw
-    if limit is not None and mode.budget_w is not None and limit > 1000 * mode.budget_w:
-        text = f"budget.power_mw is {limit} mW, and {name} caps the board at {mode.budget_w:g} W before that"
-        yield Check("power limit", "advice", text, f"budget.power_mw: {int(1000 * mode.budget_w)} or less")
-
-
-def _recommended(board: Board) -> PowerMode:
-    """The strongest with a cap."""
-    capped = [mode for mode in board.modes if mode.budget_w is not None]
-    return max(capped, key=lambda mode: (mode.gpu_mhz, mode.budget_w or 0.0)) if capped else board.default
-
-
 def _clocks(machine: Machine) -> Iterator[Check]:
     board, sample = machine.identity.board, machine.sample
     if sample is None or sample.gpu.max_clock_mhz is None:
@@ -138,14 +92,9 @@ def _clocks(machine: Machine) -> Iterator[Check]:
     yield Check("clocks", "ok", f"accelerator up to {most:g} MHz")
 
 
-def _over_current(sample: Sample | None) -> str:
-    events = () if sample is None else sample.throttling.over_current_events
-    return ", ".join(f"{name} {count} times" for name, count in events if count)
-
-
 def _throttled(machine: Machine) -> Check:
     sample = machine.sample
-    events = _over_current(sample)
+    events = over_current(sample)
     if sample is None:
         return Check("throttling", "advice", "no sensor tells", "")
     active = [device.name for device in sample.throttling.cooling if device.state and "fan" not in device.name]
@@ -173,6 +122,9 @@ def _sensors(machine: Machine) -> Iterator[Check]:
         yield Check("temperature", "problem", text, "check fan and heat sink")
     elif hottest is not None:
         yield Check("temperature", "ok", f"{hottest.name} {hottest.temperature_c:.1f} C")
+    else:
+        fix = "cat /sys/class/thermal/thermal_zone*/temp; check the drivers in dmesg"
+        yield Check("temperature", "problem", "no temperature zone can be read", fix)
 
 
 def _jtop(machine: Machine, config: Config | None) -> Check:
@@ -201,6 +153,18 @@ def _groups(machine: Machine) -> Iterator[Check]:
         yield Check("groups", "problem", text, fix)
     else:
         yield Check("groups", "ok", f"{machine.user.name} is in {' and '.join(_GROUPS)}")
+
+
+def _socket_group(machine: Machine, config: Config | None) -> Iterator[Check]:
+    group = None if config is None else config.server.group
+    if group is None or not machine.groups:
+        return
+    if group in machine.groups:
+        yield Check("socket group", "ok", group)
+        return
+    text = f"server.group: no group {group!r} on this machine, and the daemon does not start without it"
+    fix = f"sudo groupadd --system {shlex.quote(group)}, or name another in server.group"
+    yield Check("socket group", "problem", text, fix)
 
 
 def _nvmap(machine: Machine) -> Check:
@@ -280,7 +244,7 @@ def _disk(machine: Machine) -> Check:
     return Check("disk", "ok", f"{shown(free)} free")
 
 
-def _memory(plan: Plan | None) -> Iterator[Check]:
+def _memory(machine: Machine, plan: Plan | None) -> Iterator[Check]:
     if plan is None:
         return
     room, peak = plan.room, plan.needs.peak
@@ -288,8 +252,15 @@ def _memory(plan: Plan | None) -> Iterator[Check]:
     if plan.fits:
         yield Check("memory", "ok", said)
         return
-    fitting = [f"{change.what} ({shown(change.peak)})" for change in plan.changes if change.fits]
+    fitting = [_done(change, machine) for change in plan.changes if change.fits]
     yield Check("memory", "problem", said, "; or ".join(fitting) or "a smaller model, or a larger board")
+
+
+def _done(change: Change, machine: Machine) -> str:
+    """What to do for it."""
+    if not change.what.startswith(FREE_MEMORY):
+        return f"{change.what} ({shown(change.peak)})"
+    return f"{change.what}: {_NO_DESKTOP if machine.identity.tegra else 'close other programs'}"
 
 
 def _version(text: str | None) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ Judges nothing.
 
 from __future__ import annotations
 
+import grp
 import os
 import shutil
 import sys
@@ -119,7 +120,8 @@ def ask_jtop(patience_s: float = _JTOP_PATIENCE_S) -> Jtop:
 
 
 def _groups(root: Path) -> dict[str, int]:
-    found = {}
+    # Of this machine all that there are, wherever they are kept.
+    found = {entry.gr_name: entry.gr_gid for entry in grp.getgrall()} if root == Path("/") else {}
     for line in (read_text(f"{root}/etc/group") or "").splitlines():
         parts = line.split(":")
         if len(parts) > 2 and parts[2].isdecimal():

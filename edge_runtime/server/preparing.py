@@ -80,17 +80,18 @@ def refuse_beyond(manifest: Manifest, config: Config, room: Room, beside: int = 
     Raises ``OutOfBudget`` with the numbers.
     """
     load = load_of(manifest, settings_of(config.engine))
-    left = replace(room, budget=max(0, room.budgeted - beside))
+    left = replace(room, budget=max(0, room.budgeted - beside)) if beside else room
     found = plan(manifest, load, left)
     wanted = found.needs.beside if beside else found.needs.peak
     if wanted <= left.allowed:
         return
     held = f" beside the {shown(beside)} that are held now" if beside else ""
-    fitting = [f"{one.what} ({shown(one.peak)})" for one in found.changes if one.fits and not beside]
+    fitting = ", ".join(f"{one.what} ({shown(one.peak)})" for one in found.changes if one.fits)
+    advice = "" if beside else f"; what would fit: {fitting or 'a smaller model, or a larger board'}"
     raise OutOfBudget(
         f"{config.bundle}: {load.sessions} sessions of {load.context} tokens need {shown(wanted)} of memory{held}, and "
         f"{shown(left.allowed)} may be taken: {shown(room.budgeted)} are budgeted, {shown(room.available)} available, "
-        f"{shown(room.reserve)} of these in reserve" + (f"; what would fit: {', '.join(fitting)}" if fitting else "")
+        f"{shown(room.reserve)} of these in reserve{advice}"
     )
 
 

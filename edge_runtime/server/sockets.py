@@ -9,6 +9,7 @@ import fcntl
 import grp
 import os
 import pwd
+import shlex
 import socket
 import stat
 from collections.abc import Iterator, MutableMapping
@@ -112,7 +113,8 @@ def _gid(group: str | None) -> int | None:
     try:
         return grp.getgrnam(group).gr_gid
     except KeyError:
-        raise ConfigError(f"server.group: no group {group!r} on this machine") from None
+        fix = f"sudo groupadd --system {shlex.quote(group)}, or name another in server.group"
+        raise ConfigError(f"server.group: no group {group!r} on this machine: {fix}") from None
 
 
 def _make_parent(parent: Path, gid: int | None) -> None:

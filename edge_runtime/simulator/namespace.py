@@ -16,18 +16,22 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 from ..errors import EdgeError
 from .tree import BoardTree
 
 _PRIVATE = ("--mount", "--propagation", "private", "--pid", "--fork", "--kill-child")
-_NEEDED = ("unshare", "nsenter", "mount", "cc")
+_PACKAGES = {"unshare": "util-linux", "nsenter": "util-linux", "mount": "mount", "cc": "gcc libc6-dev"}
+"""Program -> what brings it, as Debian calls it."""
 _PROBE = """set -e
 mount -t tmpfs simulated /mnt
 mkdir /mnt/upper /mnt/work
 mount -t overlay simulated -o lowerdir=/etc,upperdir=/mnt/upper,workdir=/mnt/work /etc
 """
+_MOST_TOLD = 500
+"""Characters of what a service said that does not come up."""
 _PATIENCE_S = 60.0
 """For a service to come up; it takes a second where nothing else runs."""
 
@@ -71,7 +75,7 @@ def forbidden() -> str | None:
     if sys.platform != "linux":
         return "namespaces are Linux's"
     if os.geteuid() != 0:
-        return "private mounts need root"
+        return "private mounts need root: run it with sudo"
     if shutil.which("unshare") is None:
         return None
     probe = ["unshare", *_PRIVATE, "sh", "-c", _PROBE]
@@ -80,9 +84,12 @@ def forbidden() -> str | None:
 
 
 def lacking() -> str | None:
-    """Which program has to be installed for it."""
-    missing = [name for name in _NEEDED if shutil.which(name) is None]
-    return f"{', '.join(missing)} not found" if missing else None
+    """Which program has to be installed for it, and how."""
+    missing = [name for name in _PACKAGES if shutil.which(name) is None]
+    if not missing:
+        return None
+    packages = " ".join(sorted({_PACKAGES[name] for name in missing}))
+    return f"{', '.join(missing)} not found: sudo apt-get install {packages}"
 
 
 class BoardNamespace:
@@ -132,7 +139,9 @@ class JtopService:
     """The real one, as it was installed."""
 
     def __init__(self, namespace: BoardNamespace, **environment: str) -> None:
-        """Started, and its socket is there. Raises ``NamespaceUnavailable`` where it ends before that."""
+        """Started, and its socket is there. Raises ``NamespaceUnavailable`` where it is not installed or ends early."""
+        if namespace.python == sys.executable and find_spec("jtop") is None:
+            raise NamespaceUnavailable("jetson-stats is not installed: pip install 'jetson-stats>=7.2'")
         self.socket = namespace.tree.root / "run/jtop.sock"
         self.log = namespace.tree.root / "jtop.log"
         self.socket.unlink(missing_ok=True)
@@ -145,8 +154,9 @@ class JtopService:
         while not self.socket.exists():
             if self._process.poll() is not None or time.monotonic() > deadline_s:
                 self.kill()
-                said = " ".join(self.log.read_text(errors="replace").split())
-                raise NamespaceUnavailable(f"jtop's service does not come up: {said[-500:]}")
+                said = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+                told = said[-1][:_MOST_TOLD] if said else "it says nothing"
+                raise NamespaceUnavailable(f"jtop's service does not come up: {told}")
             time.sleep(0.02)
 
     @property

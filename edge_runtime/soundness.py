@@ -1,0 +1,150 @@
+"""What no manifest may say: files that leave the bundle, sizes that no model has, parts that do not fit together.
+
+Knows what a manifest says, and no file. What is refused here would be allocated, mapped or reckoned with later, before
+anything else could fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .errors import BundleError
+
+if TYPE_CHECKING:  # the bundle reads its manifest with the help of this module
+    from .bundle import Manifest, Model
+
+_MANIFEST, _TARGET = "bundle.json", "target"
+_LARGEST_SIZE = 1 << 24
+"""Of a dimension."""
+_MOST_BYTES = 1 << 44
+"""Of a file, or of all that a graph names: 17 TB."""
+_BITS = (4, 8, 16, 32)
+_SHOWN_DIGITS = 20
+
+_Range = tuple[str, int, int, int]
+"""(what, its value, least, most)."""
+
+
+def refuse_unsound(path: Path, manifest: Manifest) -> None:
+    """``path``: of the manifest, for the message. Raises ``BundleError`` with the first thing that is wrong."""
+    for entry in manifest.files:
+        if Path(entry.name).name != entry.name or entry.name in ("", "..", _MANIFEST):
+            raise BundleError(f"{path}: file name {entry.name!r} leaves the bundle")
+    _refuse_beyond(path, _of_manifest(manifest))
+    for role, model in manifest.models.items():
+        _refuse_numbers(path, role, model)
+    _refuse_unlisted(path, manifest)
+    if _TARGET not in manifest.models:
+        raise BundleError(f"{path}: no {_TARGET} model")
+    _refuse_blind_target(path, manifest.models[_TARGET])
+    for role, model in manifest.models.items():
+        _refuse_ill_fitting(path, role, model, manifest.models[_TARGET])
+
+
+def _refuse_unlisted(path: Path, manifest: Manifest) -> None:
+    """A file that is used but not listed would be used unchecked."""
+    listed = {entry.name for entry in manifest.files}
+    used = [manifest.tokenizer.file, manifest.licence_file]
+    used += [manifest.chat_template] if manifest.chat_template else []
+    for model in manifest.models.values():
+        used += [model.body, model.head, model.readout, *model.weights]
+        used += [model.screen.head, model.screen.readout] if model.screen else []
+        used += [name for name in (model.token_ids, model.stem) if name]
+        used += [model.lookup.graph] if model.lookup else []
+        used += model.narrow.values()
+        used += [tensor.file for tensor in model.table]
+    missing = sorted(set(used) - listed)
+    if missing:
+        raise BundleError(f"{path}: {', '.join(missing)} used but not in the list of files")
+
+
+def _refuse_beyond(path: Path, ranges: Iterator[_Range], whose: str = "") -> None:
+    for what, value, least, most in ranges:
+        if not least <= value <= most:
+            raise BundleError(f"{path}: {whose}{what} must be from {least} to {most}, not {_shown(value)}")
+
+
+def _of_manifest(manifest: Manifest) -> Iterator[_Range]:
+    for entry in manifest.files:
+        yield f"bytes of the file {entry.name}", entry.bytes, 0, _MOST_BYTES
+    tokens = manifest.tokenizer
+    yield "tokenizer.vocab_size", tokens.vocab_size, 1, _LARGEST_SIZE
+    for token_id in (tokens.bos_id, *tokens.eos_ids):
+        yield "a token id of the tokenizer", token_id, 0, tokens.vocab_size - 1
+    memory = manifest.memory
+    for name, value in (("weights", memory.weights), ("kv_per_token", memory.kv_per_token),
+                        ("logits_per_row", memory.logits_per_row)):  # fmt: skip
+        yield f"memory.{name}", value, 0, _MOST_BYTES
+
+
+def _refuse_numbers(path: Path, role: str, model: Model) -> None:
+    _refuse_beyond(path, _of_model(model), f"{role}: ")
+    _refuse_beyond(path, _of_graphs(model), f"{role}: ")
+    for tensor in model.table:
+        if tensor.dtype not in ("uint8", "float32") or not 0 <= tensor.offset <= _MOST_BYTES:
+            raise BundleError(f"{path}: {tensor.name} is no table")
+    for graph in model.graphs:
+        for product in graph.products:
+            if product.bits not in _BITS or product.largest > product.values or graph.table > graph.stored:
+                raise BundleError(f"{path}: {role}: what {graph.file} needs contradicts itself")
+
+
+def _of_model(model: Model) -> Iterator[_Range]:
+    sizes = [("vocab_size", model.vocab_size), ("hidden_size", model.hidden_size), ("max_context", model.max_context)]
+    sizes += [("fan_out", model.fan_out)]
+    sizes += [(f"kv_heads of layer {at}", layer.kv_heads) for at, layer in enumerate(model.layers)]
+    sizes += [(f"head_dim of layer {at}", layer.head_dim) for at, layer in enumerate(model.layers)]
+    sizes += [(f"window of layer {at}", one.window) for at, one in enumerate(model.layers) if one.window is not None]
+    sizes += [(f"the shape of {tensor.name}", size) for tensor in model.table for size in tensor.shape]
+    sizes += [("lookup.width", model.lookup.width)] if model.lookup else []
+    for name, size in (("hidden_input", model.hidden_input), ("centroids", model.centroids)):
+        sizes += [(name, size)] if size is not None else []
+    yield from ((name, size, 1, _LARGEST_SIZE) for name, size in sizes)
+    yield "candidates", model.candidates, 1, model.vocab_size
+    if model.screen is not None:
+        yield "screen.rescored", model.screen.rescored, 1, model.vocab_size
+
+
+def _of_graphs(model: Model) -> Iterator[_Range]:
+    for one in model.graphs:
+        yield f"stored of {one.file}", one.stored, 0, _MOST_BYTES
+        yield f"table of {one.file}", one.table, 0, _MOST_BYTES
+        yield f"widest of {one.file}", one.widest, 0, _LARGEST_SIZE
+        yield f"attention_heads of {one.file}", one.attention_heads, 0, _LARGEST_SIZE
+        for of in one.products:
+            yield f"values of {one.file}", of.values, 0, _MOST_BYTES
+            yield f"largest of {one.file}", of.largest, 0, _MOST_BYTES
+            if of.block_size is not None:
+                yield f"block_size of {one.file}", of.block_size, 1, _LARGEST_SIZE
+
+
+def _refuse_blind_target(path: Path, target: Model) -> None:
+    """One that attends to nothing would be planned without a cache and without scores."""
+    if not target.layers:
+        raise BundleError(f"{path}: the {_TARGET} model has no layers")
+    attending = [one for one in target.graphs if one.file in (target.body, target.stem)]
+    if target.graphs and not any(one.attention_heads for one in attending):
+        raise BundleError(f"{path}: {target.body} must have attention_heads, from 1 on")
+
+
+def _refuse_ill_fitting(path: Path, role: str, model: Model, target: Model) -> None:
+    """A drafter that lives on another target would read and write memory that is not there."""
+    if model.hidden_input is not None and (role == _TARGET or model.hidden_input != target.hidden_size):
+        raise BundleError(f"{path}: the {role} model reads hidden rows of {model.hidden_input} that no target has")
+    if model.shares is None:
+        return
+    if role == _TARGET or len(model.shares) != len(model.layers):
+        raise BundleError(f"{path}: the {role} model cannot share {len(model.shares)} layers")
+    if any(not 0 <= layer < len(target.layers) for layer in model.shares) or model.kv_dtype != target.kv_dtype:
+        raise BundleError(f"{path}: the {role} model shares layers that the target lacks")
+    for own, layer in zip(model.layers, model.shares, strict=True):
+        shared = target.layers[layer]
+        if (own.kv_heads, own.head_dim) != (shared.kv_heads, shared.head_dim):
+            raise BundleError(f"{path}: layer {layer} of the target is not what the {role} model shares")
+
+
+def _shown(value: int) -> str:
+    text = str(value)
+    return text if len(text) <= _SHOWN_DIGITS else f"{text[:_SHOWN_DIGITS]}... ({len(text)} digits)"
