@@ -15,6 +15,8 @@ from ..telemetry.source import TelemetrySource
 from .logs import event
 
 _LOG = logging.getLogger(__name__)
+READINGS = ("telemetry", "interval_s", "recording")
+"""Keys of the budget that say where readings come from: what only a restart changes."""
 
 
 def governing_of(budget: BudgetConfig, root: Path = Path("/")) -> tuple[Governing, Monitor | None]:
@@ -26,11 +28,6 @@ def governing_of(budget: BudgetConfig, root: Path = Path("/")) -> tuple[Governin
     if monitor is not None:
         monitor.start()
     return Governing(budget.limits, monitor, _turned), monitor
-
-
-def readings(budget: BudgetConfig) -> tuple[object, ...]:
-    """Where they come from: what only a restart changes."""
-    return budget.telemetry, budget.interval_s, budget.recording
 
 
 def _source(budget: BudgetConfig, root: Path) -> tuple[TelemetrySource | None, str]:
