@@ -111,4 +111,5 @@ def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(monkey
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     result = compare("--plot", "a.svg")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr == "error: matplotlib is not installed: pip install 'edge-runtime[plot]'\n"
+    where = "in the directory of edge-runtime's sources: pip install '.[plot]'"
+    assert result.stderr == f"error: matplotlib is not installed; it comes with the extra 'plot', {where}\n"
