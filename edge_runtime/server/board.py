@@ -33,7 +33,9 @@ def governing_of(budget: BudgetConfig, root: Path = Path("/")) -> tuple[Governin
 def _source(budget: BudgetConfig, root: Path) -> tuple[TelemetrySource | None, str]:
     if budget.telemetry == "replay":
         assert budget.recording is not None  # the configuration was checked
-        return ReplaySource(read_recording(Path(budget.recording))), f"readings of {budget.recording}"
+        recording = read_recording(Path(budget.recording))
+        reason = f"readings of {budget.recording}" + (f"; {recording.note}" if recording.note else "")
+        return ReplaySource(recording.samples), reason
     opened = open_source(budget.telemetry, root)
     return opened.source, opened.reason
 
