@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
-from edge_runtime.cli import main
+from edge_runtime.cli import main, progress
+from edge_runtime.cli.simulate import simulate
 from edge_runtime.simulator.loop import simulated
 from edge_runtime.simulator.pilot import Constant, Governed
 from edge_runtime.simulator.scenario import MOST_DRAFTS, Scenario, board_scenario, random_scenario
@@ -18,6 +20,8 @@ from edge_runtime.simulator.series import series, sparkline
 from edge_runtime.simulator.study import Floor, floors, found, study, summed_up
 from edge_runtime.simulator.verdict import judged
 
+command = sys.modules[str(simulate.callback and simulate.callback.__module__)]
+"""The module, whose name is also that of the command in it."""
 SEEDS, SECONDS = range(1, 13), 90.0
 
 
@@ -145,18 +149,57 @@ def test_the_command_studies_many_plants(tmp_path: Path) -> None:
     ("options", "words"),
     [
         (("--board", "orin-nano-9"), "did you mean"),
-        (("--plants", "2", "--plot", "x.svg"), "--plants makes many"),
         (("--minutes", "0"), "--minutes"),
+        (("--minutes", "nan"), "'nan' is not a finite number"),
+        (("--minutes", "nan", "--plants", "2"), "'nan' is not a finite number"),
+        (("--ambient", "nan"), "'nan' is not a finite number"),
+        (("--temperature-limit", "nan"), "'nan' is not a finite number"),
+        (("--temperature-limit", "120"), "120 is not from 30 to 105 degrees Celsius"),
+        (("--power-limit", "inf"), "'inf' is not a finite number"),
+        (("--power-limit", "60000"), "60000 is not from 1 to 200 watts"),
+        (("--power-limit", "1e308"), "is not from 1 to 200 watts"),
         (("--plot", "x.txt"), "must end in"),
+        (("--json", "/etc"), "/etc cannot be written: it is a directory"),
+        (("--plants", "200", "--json", "/proc/x.json"), "/proc/x.json cannot be written"),
         (("--bundle", "nowhere"), "does not exist"),
+        (("--bundle", ""), "it is empty"),
         (("--bundle", ".", "--plants", "2"), "not with --plants"),
         (("--bundle", ".", "--without-governor"), "not with --without-governor"),
+        (("--plants", "2", "--plot", "x.svg"), "--plants makes many, each with a board and limits of its own: not"),
+        (("--plants", "1", "--board", "nonsense"), "not with --board"),
+        (("--plants", "1", "--ambient", "25"), "not with --ambient"),
+        (("--plants", "1", "--temperature-limit", "80"), "not with --temperature-limit"),
+        (("--plants", "1", "--power-limit", "8"), "not with --power-limit"),
+        (("--plants", "1", "--without-governor"), "not with --without-governor"),
     ],
 )
 def test_the_command_refuses_in_one_line(options: tuple[str, ...], words: str) -> None:
     done = _simulate(*options)
-    assert done.exit_code == 2
-    assert words in done.output and "Traceback" not in done.output
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert words in done.stderr and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+
+
+def test_a_board_that_switches_itself_off_is_told_at_the_top() -> None:
+    done = _simulate("--minutes", "0.5", "--ambient", "100")
+    told = done.stdout.splitlines()
+    (line,) = (number for number, text in enumerate(told) if "SWITCHED ITSELF OFF after" in text)
+    assert line < next(number for number, text in enumerate(told) if " state " in text)
+    cool = _simulate("--minutes", "0.5").stdout
+    (row,) = (text.split() for text in cool.splitlines() if "highest temperature" in text)
+    assert "SWITCHED" not in cool and float(row[2]) == pytest.approx(90.0 - float(row[4]))
+    assert row[3:] == ["C,", row[4], "C", "below", "90", "C", "<=", "1", "C", "above", "held"]
+
+
+def test_a_study_says_how_long_it_takes_and_goes_on_saying_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_EVERY_S", 0.0)
+    monkeypatch.setattr(command, "_WORTH_SAYING_S", 0.0)
+    done = _simulate("--plants", "3", "--minutes", "0.5")
+    told = done.stderr.splitlines()
+    assert told[0] == "3 plants of 0.5 minutes: some 0.0 minutes of a core"
+    assert [line.split(",")[0] for line in told[1:]] == ["plants: 1 of 3", "plants: 2 of 3"]
+    # Who is asked what.
+    words = "With a limit of temperature that can be kept: 2 of 3 plants; with such a cap of power: 2."
+    assert words in " ".join(done.stdout.split())
 
 
 def test_a_picture_of_a_run(tmp_path: Path) -> None:

@@ -22,13 +22,14 @@ _Bars = Callable[[float], None]
 
 def live(
     console: Console, bundle: Path, board: Board, ambient_c: float, limit_c: float, cap_w: float | None, seconds: float,
-    json_path: Path | None, progress: _Bars,
+    seed: int, json_path: Path | None, progress: _Bars,
 ) -> bool:  # fmt: skip
     """Whether all was held."""
     with tempfile.TemporaryDirectory(prefix="edge-board-") as folder:
         run = run_live(
             bundle, BoardTree.build(Path(folder) / "board", board), small_plant(board, ambient_c), limit_c=limit_c,
-            cap_mw=None if cap_w is None else round(1e3 * cap_w), seconds=seconds, progress=progress,
+            cap_mw=None if cap_w is None else round(1e3 * cap_w), seconds=seconds, seed=seed,
+            progress=progress,
         )  # fmt: skip
     console.print(
         f"SIMULATION, no board was measured: the daemon serves {bundle} on a simulated {board.title} at "

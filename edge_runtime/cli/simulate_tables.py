@@ -12,13 +12,7 @@ from rich.text import Text
 from ..simulator.loop import Trace
 from ..simulator.scenario import Scenario
 from ..simulator.series import series, sparkline
-from ..simulator.study import (
-    FIXED_K,
-    MOST_K_CHANGES,
-    Finding,
-    Floor,
-    summed_up,
-)
+from ..simulator.study import FIXED_K, MOST_K_CHANGES, Finding, Floor, against_limit, summed_up
 from ..simulator.verdict import OVER_C, OVER_S, POWER_SHARE, Verdict
 
 _COLUMNS = 60
@@ -81,9 +75,9 @@ def limit_rows(limit_c: float | None, over_c: float | None, over_s: float | None
     """Of what is limited; ``share``: the highest mean power over ten seconds, of its cap."""
     rows = []
     if over_c is not None and over_s is not None and limit_c is not None:
-        figure = f"{over_c:+.2f} C of {limit_c:g} C"
-        rows.append(Row("temperature over its limit", figure, f"<= {OVER_C:g} C", over_c <= OVER_C))
-        rows.append(Row("longest time over it", f"{over_s:.1f} s", f"<= {OVER_S:g} s", over_s <= OVER_S))
+        figure = f"{limit_c + over_c:.2f} C, {against_limit(over_c)} {limit_c:g} C"
+        rows.append(Row("highest temperature", figure, f"<= {OVER_C:g} C above", over_c <= OVER_C))
+        rows.append(Row("longest time above its limit", f"{over_s:.1f} s", f"<= {OVER_S:g} s", over_s <= OVER_S))
     if share is not None:
         wanted = f"<= {POWER_SHARE:.0%}"
         rows.append(Row("mean power over 10 s, of its cap", f"{share:.1%}", wanted, share <= POWER_SHARE))
@@ -122,7 +116,7 @@ def floors_table(asked: Sequence[Floor]) -> Table:
     table.add_column("")
     table.add_column("wanted", justify="right")
     table.add_column("worst", justify="right")
-    table.add_column("plants", justify="right")
+    table.add_column("of plants", justify="right")
     table.add_column("")
     for floor in asked:
         told = " ".join(map(str, floor.failing[:_TOLD_SEEDS]))
@@ -136,6 +130,8 @@ def plants_line(findings: Sequence[Finding]) -> Text:
     found = summed_up(findings)
     ordinary = found.plants - found.marginal - found.impossible
     lines = [
+        f"With a limit of temperature that can be kept: {found.warm} of {found.plants} plants; with such a cap of "
+        f"power: {found.capped}. Of those the first three rows are asked.",
         f"{ordinary} ordinary plants, {found.marginal} where hardly any work fits within the limits, "
         f"{found.impossible} where a board without work breaks them."
     ]
