@@ -4,6 +4,7 @@ command and no format.
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 import tempfile
@@ -24,11 +25,21 @@ def read_at_most(path: Path, most_bytes: int, what: str) -> bytes:
     return data
 
 
+def read_text_at_most(path: Path, most_bytes: int, what: str) -> str:
+    """The same as UTF-8, its line ends as those of any text. Raises ``ConfigError``."""
+    try:
+        text = read_at_most(path, most_bytes, what).decode("utf-8")
+    except UnicodeDecodeError as problem:
+        raise ConfigError(f"{what}{path}: {why(problem)}") from None
+    return io.StringIO(text, newline=None).read()
+
+
 def check_writable(path: Path) -> None:
     """Whether a file can be written there; makes and changes nothing. Raises ``ConfigError``."""
     try:
-        if not os.path.lexists(path):
-            _check_room(path)
+        if not path.exists():
+            # A link may lead to what is not there yet.
+            _check_room(Path(os.path.realpath(path)) if path.is_symlink() else path)
             return
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -47,7 +47,13 @@ class Finite(click.FloatRange):
         return f"{low} and at most {self.max:g}" if self.min_open else f"from {self.min:g} to {self.max:g}"
 
 
-class Place(click.Path):
+if TYPE_CHECKING:
+    _Path = click.Path[Path]
+else:  # not generic in every release
+    _Path = click.Path
+
+
+class Place(_Path):
     """A path; an empty word is none, which pathlib would take for the current directory."""
 
     def __init__(self, **given: Any) -> None:
@@ -92,14 +98,14 @@ class Word(click.types.StringParamType):
 
 def refuse_useless(ctx: click.Context, why: str, names: Iterable[str]) -> None:
     """What was said on the command line and has no effect there. ``names``: of parameters. Raises ``UsageError``."""
-    useless = [param for param in ctx.command.params if param.name in set(names)]
-    for param in useless:
-        if ctx.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE:
+    vain = set(names)
+    for param in ctx.command.params:
+        if param.name in vain and ctx.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE:
             raise click.UsageError(f"{why}: not with {param.opts[0]}", ctx)
 
 
 def _refuse_nothing(
-    kind: click.ParamType, value: str, param: click.Parameter | None, ctx: click.Context | None
+    kind: click.ParamType[Any], value: str, param: click.Parameter | None, ctx: click.Context | None
 ) -> None:
     if not value:
         kind.fail("it is empty.", param, ctx)

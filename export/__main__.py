@@ -14,8 +14,8 @@ from rich.table import Table
 from edge_runtime import __version__
 from edge_runtime.bundle import Manifest, file_problems, read_manifest
 from edge_runtime.console import OneLineErrors
-from edge_runtime.errors import BundleError, ConfigError, why
-from edge_runtime.files import read_at_most
+from edge_runtime.errors import BundleError, ConfigError
+from edge_runtime.files import read_text_at_most
 from edge_runtime.parameters import Place, Word, Written
 from edge_runtime.schema import structure
 
@@ -172,7 +172,7 @@ def parity(
             bundle,
             manifest,
             checkpoint,
-            text=None if text is None else _read_text(text),
+            text=None if text is None else read_text_at_most(text, _MOST_TEXT_BYTES, ""),
             greedy_prompts=parity_prompts() if greedy else (),
             deterministic=deterministic,
             head=head,
@@ -267,13 +267,6 @@ def _recipe_from_options(options: dict[str, Any]) -> ExportRecipe:
         if key not in options:
             raise ConfigError(f"give a recipe file or --{key}")
     return structure(ExportRecipe, options, ConfigError, "options")
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return read_at_most(path, _MOST_TEXT_BYTES, "").decode("utf-8")
-    except UnicodeDecodeError as problem:
-        raise ConfigError(f"{path}: {why(problem)}") from None
 
 
 def _describe(output: Path, manifest: Manifest) -> None:

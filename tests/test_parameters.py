@@ -124,6 +124,11 @@ def test_a_file_that_can_be_written_is_not_touched(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "new", tmp_path / "not" / "yet"):
         check_directory_writable(path)
     assert os.listdir(tmp_path) == ["there"] and there.stat().st_mtime == 1.0 and there.read_text() == "mine"
+    (tmp_path / "link").symlink_to(tmp_path / "not" / "yet")
+    check_writable(tmp_path / "link")
+    (tmp_path / "wrong").symlink_to("/proc/nowhere.json")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        check_writable(tmp_path / "wrong")
 
 
 @pytest.mark.parametrize("path", ["/proc/edge-runtime.json", "/proc/version/x", "/proc/nowhere/deep/x.json"])

@@ -6,12 +6,15 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
-from edge_runtime.cli import main, progress
+from edge_runtime.bench.live import LiveRun, Moment
+from edge_runtime.cli import main, progress, simulate_live
 from edge_runtime.cli.simulate import simulate
+from edge_runtime.errors import EngineError
 from edge_runtime.simulator.loop import simulated
 from edge_runtime.simulator.pilot import Constant, Governed
 from edge_runtime.simulator.scenario import MOST_DRAFTS, Scenario, board_scenario, random_scenario
@@ -182,7 +185,7 @@ def test_the_command_refuses_in_one_line(options: tuple[str, ...], words: str) -
 def test_a_board_that_switches_itself_off_is_told_at_the_top() -> None:
     done = _simulate("--minutes", "0.5", "--ambient", "100")
     told = done.stdout.splitlines()
-    (line,) = (number for number, text in enumerate(told) if "SWITCHED ITSELF OFF after" in text)
+    (line,) = (number for number, text in enumerate(told) if "SWITCHED ITSELF OFF" in text)
     assert line < next(number for number, text in enumerate(told) if " state " in text)
     cool = _simulate("--minutes", "0.5").stdout
     (row,) = (text.split() for text in cool.splitlines() if "highest temperature" in text)
@@ -208,3 +211,29 @@ def test_a_picture_of_a_run(tmp_path: Path) -> None:
     done = _simulate("--minutes", "0.5", "--plot", str(path))
     assert done.exit_code == 0, done.output
     assert "no board was measured" in path.read_text(encoding="utf-8")
+
+
+def test_a_live_run_gets_all_that_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+
+    def run_live(*_: object, **named: object) -> LiveRun:
+        given.update(named)
+        raise EngineError("that was enough")
+
+    monkeypatch.setattr(simulate_live, "run_live", run_live)
+    done = _simulate("--bundle", ".", "--seed", "7", "--minutes", "1", "--power-limit", "11", "--temperature-limit", "72")
+    assert (done.exit_code, done.stderr) == (1, "error: that was enough\n")
+    assert {name: given[name] for name in ("seed", "seconds", "cap_mw", "limit_c")} == {
+        "seed": 7, "seconds": 60.0, "cap_mw": 11_000, "limit_c": 72.0
+    }  # fmt: skip
+
+
+def test_a_live_board_that_switched_itself_off_is_told_at_the_top(monkeypatch: pytest.MonkeyPatch) -> None:
+    moment = Moment(1.0, 106.0, 5.0, 306.0, 0.5, "critical", 3, 0)
+    run = LiveRun(72.0, 11.0, (moment,), ((0.5, "critical", "too hot"),), None, "jtop", switched_off=True)
+    monkeypatch.setattr(simulate_live, "run_live", lambda *_, **__: run)
+    done = _simulate("--bundle", ".", "--strict")
+    assert done.exit_code == 1
+    told = " ".join(done.stdout.split())
+    assert told.index("SWITCHED ITSELF OFF") < told.index("critical") and "switched itself off stays on NOT HELD" in told
+    assert "106.00 C, 34.00 C above 72 C" in told

@@ -68,6 +68,8 @@ class LiveRun:
     joules_per_token: float | None
     source: str | None
     """Of the daemon's readings."""
+    switched_off: bool = False
+    """Whether the board's hardware switched itself off, being too hot."""
 
     @property
     def over_c(self) -> float | None:
@@ -148,7 +150,7 @@ def run_live(
         moments, changes, status = _watch(client, moving, busy, seconds, progress)
         return LiveRun(
             limit_c, None if cap_mw is None else cap_mw / 1e3, moments, changes, status.board.joules_per_token,
-            status.board.source,
+            status.board.source, moving.off,
         )  # fmt: skip
 
 

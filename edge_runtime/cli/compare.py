@@ -65,7 +65,7 @@ _OF_COSTS = {"costs_only", "bundle", "head", "threads"}
               help="Head of the bundle under study; plain decoding has the faster one.")  # fmt: skip
 @click.option("--threads", type=click.IntRange(0), default=0, metavar="N", help="CPU threads.  [default: one per core]")
 @click.option("--json", "json_path", type=Written(), help="Write the texts and figures here, as they come.")
-@click.option("--resume", type=Written(), help="Go on with such a file; it is written to as well.")
+@click.option("--resume", type=Written(), help="Go on with such a file; written to, unless --json is given.")
 @click.option("--plot", "plot_path", type=Written(), help="Draw it: a .svg, .png or .pdf file.")
 @click.option("--strict", is_flag=True, help="Exit code 1 where a floor is missed.")
 @click.pass_context

@@ -15,14 +15,22 @@ from rich.console import Console
 from ..bench.compare.plot import check_plot
 from ..boards import BOARDS, board_named
 from ..parameters import Finite, Place, Written, refuse_useless
-from ..simulator.loop import Trace, simulated
+from ..simulator.loop import simulated
 from ..simulator.pilot import Constant, Governed, Pilot
 from ..simulator.plot import plot
 from ..simulator.scenario import MOST_DRAFTS, board_scenario
 from ..simulator.study import FIXED_K, Finding, Floor, floors, study
 from ..simulator.verdict import judged
 from .progress import long_progress
-from .simulate_tables import changes_table, course, floors_table, held_table, plants_line, verdict_rows
+from .simulate_tables import (
+    SWITCHED_OFF,
+    changes_table,
+    course,
+    floors_table,
+    held_table,
+    plants_line,
+    verdict_rows,
+)
 
 _DEFAULT_LIMIT_C = 90.0
 _DEFAULT_MINUTES = 20.0
@@ -105,7 +113,9 @@ def _one(console: Console, given: dict[str, Any]) -> bool:
     console.print(f"SIMULATION, no board was measured: {title}", highlight=False)
     console.print(course(trace), highlight=False)
     if trace.off_s is not None:
-        console.print(_switched_off(trace), style="red", highlight=False)
+        warmest_c = max(moment.temperature_c for moment in trace.moments)
+        after = f", after {trace.off_s:.1f} s, at {warmest_c:.0f} C"
+        console.print(SWITCHED_OFF + after, style="red", highlight=False)
     if not given["without_governor"]:
         console.print(changes_table(trace.changes), highlight=False)
     table, held = held_table(verdict_rows(verdict, scenario))
@@ -141,15 +151,6 @@ def _many(console: Console, given: dict[str, Any]) -> bool:
     if given["json_path"] is not None:
         _write(given["json_path"], _figures(findings, asked))
     return all(floor.held for floor in asked)
-
-
-def _switched_off(trace: Trace) -> str:
-    assert trace.off_s is not None
-    warmest_c = max(moment.temperature_c for moment in trace.moments)
-    return (
-        f"THE BOARD SWITCHED ITSELF OFF after {trace.off_s:.1f} s, at {warmest_c:.0f} C: from then on nothing ran, and "
-        "what is said of limits is said of a board that is off."
-    )
 
 
 def _figures(findings: Sequence[Finding], asked: Sequence[Floor]) -> dict[str, Any]:

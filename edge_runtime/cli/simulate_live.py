@@ -14,7 +14,7 @@ from rich.table import Table
 from ..bench.live import LiveRun, run_live, small_plant
 from ..boards import Board
 from ..simulator.tree import BoardTree
-from .simulate_tables import Row, changes_table, held_table, limit_rows, lines_table
+from .simulate_tables import SWITCHED_OFF, Row, changes_table, held_table, limit_rows, lines_table, off_rows
 
 _COLUMNS = 60
 _Bars = Callable[[float], None]
@@ -37,6 +37,8 @@ def live(
         highlight=False,
     )
     console.print(_course(run), highlight=False)
+    if run.switched_off:
+        console.print(SWITCHED_OFF, style="red", highlight=False)
     console.print(changes_table(run.changes), highlight=False)
     table, held = held_table(_rows(run))
     console.print(table, highlight=False)
@@ -63,6 +65,7 @@ def _rows(run: LiveRun) -> list[Row]:
     joules = "-" if run.joules_per_token is None else f"{run.joules_per_token:.2f}, by the plant's power"
     return [
         *limit_rows(run.limit_c, run.over_c, run.over_s, run.power_share),
+        *off_rows(run.switched_off),
         Row("tokens a second", f"{run.tokens_per_s:.1f}"),
         Row("joules a token", joules),
         Row("requests refused", str(run.moments[-1].refused)),

@@ -18,6 +18,7 @@ from ..simulator.verdict import OVER_C, OVER_S, POWER_SHARE, Verdict
 _COLUMNS = 60
 _TOLD_CHANGES = 12
 _TOLD_SEEDS = 10
+SWITCHED_OFF = "THE BOARD SWITCHED ITSELF OFF: what is said of limits is said of a board that is off"
 
 
 def course(trace: Trace) -> Table:
@@ -84,6 +85,10 @@ def limit_rows(limit_c: float | None, over_c: float | None, over_s: float | None
     return rows
 
 
+def off_rows(off: bool) -> list[Row]:
+    return [Row("the hardware", "switched itself off", "stays on", False)] if off else []
+
+
 def held_table(rows: Sequence[Row]) -> tuple[Table, bool]:
     """And whether all was held."""
     table = Table(box=box.SIMPLE_HEAD)
@@ -103,8 +108,7 @@ def verdict_rows(verdict: Verdict, scenario: Scenario) -> list[Row]:
     rows.append(Row("changes of K in any minute", f"{changes}", f"<= {MOST_K_CHANGES}", changes <= MOST_K_CHANGES))
     throttled = f"{verdict.throttled_share:.0%} of the time, {events} over-current events"
     rows.append(Row("hardware throttling", throttled, "none", verdict.throttled_share == 0.0 and not events))
-    if verdict.off:
-        rows.append(Row("the hardware", "switched itself off", "stays on", False))
+    rows += off_rows(verdict.off)
     rows.append(Row("tokens a second", f"{verdict.tokens_per_s:.1f}"))
     if verdict.joules_per_token is not None:
         rows.append(Row("joules a token", f"{verdict.joules_per_token:.2f}"))
