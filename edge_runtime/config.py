@@ -18,9 +18,18 @@ LONGEST_SOCKET_PATH = 107
 """Bytes: what the kernel has room for."""
 _MOST_BYTES = 1 << 20
 _LONGEST_DRAFT = 63
+_LONGEST_NUMBER = 10**30
 _LENGTHS = ("auto", "prompt-length", "confidence")
 _SECTIONS = ("engine", "server", "limits", "budget")
 _GIGABYTE = 1_000_000_000
+_UNITS = {
+    "_mw": "milliwatts, a whole number as in 15000",
+    "_gb": "10^9 bytes, a number as in 4.5",
+    "_bytes": "a whole number as in 4194304",
+    "_c": "degrees Celsius, a number as in 85",
+    "_s": "seconds, a number as in 2.5",
+}
+"""What a key is counted in, by its ending: for who gives something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +146,11 @@ def read_config(path: Path, overrides: Overrides = Overrides()) -> Config:
         data = {key: value for key, value in data.items() if not (key in _SECTIONS and value is None)}
         if overrides.bundle is not None:
             data["bundle"] = str(overrides.bundle.absolute())
-    config = structure(Config, data, ConfigError, f"config {path}")
+    config = structure(Config, data, ConfigError, f"config {path}", _UNITS)
+    for name, given in (("bundle", config.bundle), ("server.socket", config.server.socket),
+                        ("budget.recording", config.budget.recording)):  # fmt: skip
+        if given == "":
+            raise ConfigError(f"config {path}: {name} is empty")
     place = path.absolute().parent
     socket = place / config.server.socket if overrides.socket is None else overrides.socket.absolute()
     config = replace(
@@ -165,10 +178,11 @@ def _read_yaml(path: Path) -> Any:
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
             seen = set()
             for key, _ in node.value:
+                if not isinstance(key, yaml.ScalarNode):
+                    raise ConfigError(f"line {key.start_mark.line + 1}: a key must be a word, not a list or a section")
                 if key.value in seen:
                     raise ConfigError(f"line {key.start_mark.line + 1}: {key.value!r} stands twice")
-                if isinstance(key.value, str):
-                    seen.add(key.value)
+                seen.add(key.value)
             return super().construct_mapping(node, deep)
 
     try:
@@ -229,7 +243,7 @@ def _check_ranges(ranges: dict[str, tuple[float | None, float, float]], where: s
     for name, (value, low, high) in ranges.items():
         # Not the other way round: NaN is in no range.
         if value is not None and not low <= value <= high:
-            raise ConfigError(f"{where}: {name} must be from {_shown(low)} to {_shown(high)}, not {value}")
+            raise ConfigError(f"{where}: {name} must be from {_shown(low)} to {_shown(high)}, not {_given(value)}")
 
 
 def _check_budget(budget: BudgetConfig, where: str) -> None:
@@ -276,6 +290,11 @@ def _tidy(path: str) -> str:
         return path
     tidy = os.path.normpath(path)
     return tidy if os.path.realpath(tidy) == os.path.realpath(path) else path
+
+
+def _given(value: float) -> str:
+    """Python writes no number of thousands of digits."""
+    return "a longer number" if isinstance(value, int) and abs(value) > _LONGEST_NUMBER else f"{value}"
 
 
 def _shown(bound: float) -> str:

@@ -4,7 +4,9 @@ no command.
 
 from __future__ import annotations
 
+import codecs
 import errno
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 _INTERRUPTED = 128 + 2
 _READER_LEFT = 128 + 13
 
+
+_ALIKE = dict(zip("█▉▊▋▌▍▎▏▇▆▅▄▃▂▁…±×–—", "####=---#*+=-_.~~x--", strict=True)) | {"°": ""}
+"""What stands for the pictures of our own output where the locale has no such characters."""
 
 _EXTRAS = {
     "onnx": "export",
@@ -46,6 +51,10 @@ class OneLineErrors(click.Group):
     def main(self, *args: Any, **extra: Any) -> NoReturn:
         extra["standalone_mode"] = False
         unwritable = _open_streams()
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            # A locale that lacks a character is no reason to lose the rest.
+            codecs.register_error("edge-runtime", _likeness)
+            sys.stdout.reconfigure(errors="edge-runtime")
         try:
             result = super().main(*args, **extra)
         except click.ClickException as problem:
@@ -56,7 +65,8 @@ class OneLineErrors(click.Group):
             extra_name = _EXTRAS.get((problem.name or "").split(".")[0])
             if extra_name is None:
                 raise
-            _fail(f"{problem.name} is not installed: pip install 'edge-runtime[{extra_name}]'", 2)
+            where = f"in the directory of edge-runtime's sources: pip install '.[{extra_name}]'"
+            _fail(f"{problem.name} is not installed; it comes with the extra {extra_name!r}, {where}", 2)
         except (click.Abort, KeyboardInterrupt):
             _fail("interrupted", _INTERRUPTED)
         except OSError as problem:
@@ -123,6 +133,13 @@ def _open_streams() -> bool:
     if sys.stderr is None:
         sys.stderr = os.fdopen(_null(os.O_WRONLY), "w", encoding="utf-8", errors="backslashreplace")
     return unwritable
+
+
+def _likeness(problem: UnicodeError) -> tuple[str, int]:
+    """What cannot be encoded, as what looks like it or as a question mark."""
+    assert isinstance(problem, UnicodeEncodeError)
+    lost = problem.object[problem.start : problem.end]
+    return "".join(_ALIKE.get(character, "?") for character in lost), problem.end
 
 
 def _null(flags: int) -> int:

@@ -10,6 +10,7 @@ import dataclasses
 import re
 import types
 import typing
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -23,13 +24,18 @@ _ENUM = "Invalid enum value "
 _MISSING = re.compile(r"Object missing required field `([^`]*)`")
 
 
-def structure(cls: type[T], data: Any, error: type[InputError], where: str) -> T:
-    """``data`` as a ``cls``, or ``error`` with one line that names ``where`` and the key."""
-    _refuse_unknown(cls, data, error, where)
+def structure(
+    cls: type[T], data: Any, error: type[InputError], where: str, units: Mapping[str, str] = types.MappingProxyType({})
+) -> T:
+    """``data`` as a ``cls``, or ``error`` with one line that names ``where`` and the key. ``units``: what keys are
+    counted in, by the ending of their names."""
     try:
+        _refuse_unknown(cls, data, error, where, cls)
         return msgspec.convert(data, cls)
     except msgspec.ValidationError as problem:
-        raise error(f"{where}: {_told(cls, str(problem))}") from None
+        raise error(f"{where}: {_told(cls, str(problem), units)}") from None
+    except ValueError as problem:  # an integer that Python does not write, for it has thousands of digits
+        raise error(f"{where}: {problem}") from None
 
 
 def plain(value: Any) -> Any:
@@ -37,7 +43,7 @@ def plain(value: Any) -> Any:
     return msgspec.to_builtins(value)
 
 
-def _told(cls: Any, problem: str) -> str:
+def _told(cls: Any, problem: str, units: Mapping[str, str]) -> str:
     """msgspec's words with the key as its file has it, and with what may stand there."""
     found = _PLACE.fullmatch(problem)
     what, place = (found["what"], found["place"]) if found else (problem, "")
@@ -50,7 +56,8 @@ def _told(cls: Any, problem: str) -> str:
         meant = did_you_mean(given[1:-1], names) if given[:1] == "'" else ""  # no number is like another
         return f"{place} must be {listed}, not {given}{meant}"
     what = what[:1].lower() + what[1:].replace("`", "")
-    return f"{place}: {what}" if place else what
+    unit = next((f" ({words})" for ending, words in units.items() if place.endswith(ending)), "")
+    return f"{place}: {what}{unit}" if place else what
 
 
 def _allowed(cls: Any, place: str) -> list[Any]:
@@ -68,21 +75,39 @@ def _allowed(cls: Any, place: str) -> list[Any]:
     return [value for kind in members if typing.get_origin(kind) is Literal for value in typing.get_args(kind)]
 
 
-def _refuse_unknown(cls: Any, data: Any, error: type[InputError], where: str) -> None:
+def _refuse_unknown(cls: Any, data: Any, error: type[InputError], where: str, root: Any) -> None:
     for inner in _members(cls):
         if dataclasses.is_dataclass(inner) and isinstance(data, dict):
             hints = typing.get_type_hints(inner)
             for key, value in data.items():
                 if key not in hints:
-                    raise error(f"{where}: unknown key {key!r}{did_you_mean(str(key), hints)}")
-                _refuse_unknown(hints[key], value, error, f"{where}: {key}")
+                    meant = _home(root, str(key)) or did_you_mean(str(key), hints)
+                    raise error(f"{where}: unknown key {key!r}{meant}")
+                _refuse_unknown(hints[key], value, error, f"{where}: {key}", root)
         origin, args = typing.get_origin(inner), typing.get_args(inner)
         if origin in (tuple, list) and args and isinstance(data, list):
             for index, value in enumerate(data):
-                _refuse_unknown(args[0], value, error, f"{where}[{index}]")
+                _refuse_unknown(args[0], value, error, f"{where}[{index}]", root)
         if origin is dict and isinstance(data, dict):
             for key, value in data.items():
-                _refuse_unknown(args[1], value, error, f"{where}: {key}")
+                _refuse_unknown(args[1], value, error, f"{where}: {key}", root)
+
+
+def _home(root: Any, key: str) -> str:
+    """Where a key that stands in the wrong section belongs, in words; empty where it is no key at all."""
+    found = [section for section, name in _keys(root, "") if name == key]
+    if not found:
+        return ""
+    return " (it belongs " + (f"into {' or '.join(found)})" if all(found) else "to the top, into no section)")
+
+
+def _keys(cls: Any, section: str) -> Iterator[tuple[str, str]]:
+    """(section, key) of a class and of the sections in it."""
+    hints = typing.get_type_hints(cls) if dataclasses.is_dataclass(cls) else {}
+    for name, hint in hints.items():
+        yield section, name
+        for inner in _members(hint):
+            yield from _keys(inner, f"{section} {name}:".strip())
 
 
 def _members(cls: Any) -> tuple[Any, ...]:

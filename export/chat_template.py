@@ -100,7 +100,7 @@ def _own_template(checkpoint: Checkpoint) -> str | None:
             continue
         try:
             given = _default(json.loads(path.read_text(encoding="utf-8")).get("chat_template"))
-        except (ValueError, AttributeError) as problem:
+        except (ValueError, AttributeError, RecursionError) as problem:
             raise CheckpointError(f"{path}: not a tokenizer's settings: {problem}") from None
         if given is not None:
             return given

@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_runtime.errors import ConfigError, why
+from edge_runtime.files import read_text_at_most
 
 from .tokenizer import TokenizerModel
 
 _MULTIPLE = 64
 """Head rows come in groups of 64: the readout searches them group by group."""
 _RANK_OFFSET = 2000.0
+_MOST_BYTES = 1 << 28
 
 Ids = NDArray[np.int64]
 
@@ -28,10 +29,7 @@ def frequent_rows(
     """
     ids: Ids = np.zeros(0, np.int64)
     if corpus is not None:
-        try:
-            text = corpus.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as problem:
-            raise ConfigError(f"{key}: {corpus}: {why(problem)}") from None
+        text = read_text_at_most(corpus, _MOST_BYTES, f"{key}: ")
         ids = np.array(tokenizer.encode(text), np.int64)
     return rows_by_tokens(count, vocab_size, tokenizer, ids)
 

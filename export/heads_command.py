@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from edge_runtime.errors import ConfigError
+from edge_runtime.parameters import Place, WrittenDirectory
 
 from .progress import progress_bars
 
@@ -16,9 +17,9 @@ _PARTS, _HELD = ("natural", "drawn"), ("held-natural", "held-drawn")
 
 
 @click.command("fit-heads")
-@click.option("--target", required=True, type=click.Path(path_type=Path), help="Checkpoint of the target.")
-@click.option("--features", required=True, type=click.Path(path_type=Path), help="Features that train-drafter made.")
-@click.option("--output", required=True, type=click.Path(path_type=Path), help="Must not exist.")
+@click.option("--target", required=True, type=Place(), help="Checkpoint of the target.")
+@click.option("--features", required=True, type=Place(), help="Features that train-drafter made.")
+@click.option("--output", required=True, type=WrittenDirectory(), help="Must not exist.")
 @click.option("--heads", type=click.IntRange(1, 16), default=4, show_default=True, help="Tokens of a draft at most.")
 @click.option("--rows", type=click.IntRange(min=1), default=16_384, show_default=True, help="Of the reduced head.")
 @click.option("--inner", type=click.IntRange(min=1), help="Width inside of a head.  [default: the target's]")

@@ -162,7 +162,7 @@ def _from_json(path: Path) -> _Pieces:
         data = json.loads(path.read_text(encoding="utf-8"))
         _refuse_features(data, path)
         return _table(data["model"], data.get("added_tokens") or [])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as problem:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as problem:
         raise CheckpointError(f"{path}: not a tokenizer: {problem!r}") from None
 
 
@@ -226,7 +226,7 @@ def _special_ids(path: Path) -> dict[int, str]:
     try:
         added = json.loads(given.read_text(encoding="utf-8")).get("added_tokens_decoder", {})
         return {int(i): token["content"] for i, token in added.items() if token.get("special")}
-    except (ValueError, AttributeError, KeyError, TypeError) as problem:
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as problem:
         raise CheckpointError(f"{given}: not a tokenizer's settings: {problem}") from None
 
 

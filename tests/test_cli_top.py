@@ -27,10 +27,12 @@ from edge_runtime.cli.view import lines
 from edge_runtime.schema import plain
 from edge_runtime.status import (
     BoardStatus,
+    BudgetStatus,
     MemoryStatus,
     ModelStatus,
     RequestStatus,
     SlotStatus,
+    SourceStatus,
     SpeculationStatus,
     SpeedStatus,
     Status,
@@ -73,6 +75,26 @@ def test_bars_are_as_long_as_what_they_show() -> None:
     assert not any(line.startswith("accepted") for line in texts(replace(FULL, speculation=none)))
     slots = [line.count("█") for line in texts(FULL) if line.startswith("  slot")]
     assert slots == [12, 24, 0]
+
+
+def test_a_long_name_of_a_source_keeps_its_distance() -> None:
+    names = ("prompt_lookup", "suffix", "draft_model", "multi_token", "parallel_heads")
+    sources = tuple(SourceStatus(name, 4, 10, 7) for name in names)
+    told = texts(replace(FULL, speculation=replace(FULL.speculation, sources=sources)))
+    rows = [line for line in told if line.endswith("  10 drafted, 70% kept")]
+    assert [row.split()[0] for row in rows] == list(names)
+    assert len({row.index("10 drafted") for row in rows}) == 1
+    # As all that stands behind a label does.
+    assert all(line[10] == " " for line in told[1:])
+
+
+def test_in_a_critical_state_nothing_is_allowed() -> None:
+    board = replace(FULL.board, throttle_state="critical")
+    told = replace(FULL, board=board, budget=BudgetStatus(None, 0.0, False, "power: the cap is 5 W", 5000))
+    shown = "\n".join(texts(told))
+    assert "allowed    nothing: no step runs, no request is admitted" in shown and "any K" not in shown
+    warm = replace(FULL, board=replace(board, throttle_state="warm"), budget=replace(told.budget, admit=True))
+    assert "allowed    any K, 5.0 W" in "\n".join(texts(warm))
 
 
 def test_positions_are_counted_as_people_do() -> None:
@@ -133,6 +155,19 @@ def test_one_frame(tmp_path: Path, command: list[str]) -> None:
         result = run(*command, "--socket", str(tmp_path / "s"))
     assert (result.exit_code, result.stderr) == (0, "")
     assert [line.rstrip() for line in result.stdout.splitlines()] == [line.rstrip() for line in texts(FULL)]
+
+
+@pytest.mark.parametrize("command", [["top", "--once"], ["top"], ["status"]])
+@pytest.mark.parametrize("columns", ["20", "80"])
+def test_a_long_reason_is_whole_in_a_log(
+    tmp_path: Path, command: list[str], columns: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is cut off there is the cause."""
+    monkeypatch.setenv("COLUMNS", columns)
+    reason = "reload failed: " + "very " * 60 + "long"
+    with scripted_server(tmp_path / "s", [telling(replace(FULL, reason=reason))]):
+        result = run(*command, "--socket", str(tmp_path / "s"))
+    assert result.exit_code == 0 and reason in result.stdout.splitlines()
 
 
 @pytest.mark.parametrize("command", [["top", "--once"], ["top"], ["status"], ["status", "--json"]])

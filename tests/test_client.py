@@ -441,6 +441,8 @@ def test_a_refusal_is_told_once(kind: str, path: Path) -> None:
         (b"[]", 404, "HTTP status 404"),
         (error("queue full", "rate_limit_error"), 429, "queue full"),
         (b"no json", 200, "no JSON"),
+        (b"[" * 100_000, 200, "no JSON"),
+        (b"[" * 100_000, 500, "HTTP status 500"),
         (b"{}", 200, "not understood"),
         (b'{"choices": 3}', 200, "not understood"),
     ],

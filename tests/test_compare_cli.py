@@ -92,6 +92,10 @@ def test_step_costs_alone() -> None:
         (["--tokens", "3"], ["--tokens"]),
         (["--skip", "lunch"], ["--skip"]),
         (["--plot", "a.jpg"], ["a.jpg", ".svg"]),
+        (["--costs", "--json", "a.json"], ["--costs", "not with --json"]),
+        (["--costs", "--strict"], ["not with --strict"]),
+        (["--no-sampled", "--top-p", "0.9"], ["--no-sampled", "not with --top-p"]),
+        (["--json", "/etc"], ["--json", "/etc cannot be written: it is a directory"]),
         (["--resume", "nowhere.json"], ["nowhere.json", "No such file"]),
         (["--bundle", "nowhere"], ["no bundle at nowhere"]),
         (["--domains", "rag"], ["rag: pumps has", "the context of 2048", "leave the domain out"]),
@@ -111,4 +115,5 @@ def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(monkey
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     result = compare("--plot", "a.svg")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr == "error: matplotlib is not installed: pip install 'edge-runtime[plot]'\n"
+    where = "in the directory of edge-runtime's sources: pip install '.[plot]'"
+    assert result.stderr == f"error: matplotlib is not installed; it comes with the extra 'plot', {where}\n"

@@ -92,6 +92,22 @@ def test_a_path_through_a_link_leads_where_the_system_says(tmp_path: Path) -> No
         ("drain_s: 1\n", ": bundle is missing"),
         ("bundle: 3\n", "bundle"),
         ("bundel: b\n", "unknown key 'bundel' (did you mean 'bundle'?)"),
+        ("budget: {[1, 2]: 1}\n", "line 1: a key must be a word"),
+        ("bundle: b\n? {a: 1}\n: 2\n", "line 2: a key must be a word"),
+        ("bundle: ''\n", "bundle is empty"),
+        ("bundle: b\nserver: {socket: ''}\n", "server.socket is empty"),
+        ("bundle: b\nbudget: {telemetry: replay, recording: ''}\n", "budget.recording is empty"),
+        ("bundle: b\npower_mw: 15000\n", "unknown key 'power_mw' (it belongs into budget:)"),
+        ("bundle: b\nlimits: {sessions: 2}\n", "limits: unknown key 'sessions' (it belongs into engine:)"),
+        ("engine: {bundle: b}\n", "engine: unknown key 'bundle' (it belongs to the top, into no section)"),
+        ("bundle: b\nbudget: {power_mw: 15e3}\n", "budget.power_mw: expected int | null, got str (milliwatts, a whole"),
+        ("bundle: b\nbudget: {power_mw: 15.5e+3}\n", "got float (milliwatts, a whole number as in 15000)"),
+        ("bundle: b\nbudget: {power_mw: 15 W}\n", "got str (milliwatts, a whole number as in 15000)"),
+        ("bundle: b\nbudget: {memory_gb: 4 GB}\n", "got str (10^9 bytes, a number as in 4.5)"),
+        ("bundle: b\nbudget: {temperature_c: 85 C}\n", "got str (degrees Celsius, a number as in 85)"),
+        ("bundle: b\nlimits: {deadline_s: 5m}\n", "got str (seconds, a number as in 2.5)"),
+        ("bundle: b\nengine: {sessions: 0x" + "f" * 6000 + "}\n", "engine.sessions must be from 1 to 256"),
+        ("bundle: 0x" + "f" * 6000 + "\n", "bundle"),
         ("bundle: b\nengine: {sesions: 2}\n", "unknown key 'sesions' (did you mean 'sessions'?)"),
         ("bundle: b\nlimits: {queue_per_cliend: 2}\n", "did you mean 'queue_per_client'"),
         ("bundle: b\nserver: {sockets: x}\n", "did you mean 'socket'"),
@@ -214,4 +230,7 @@ def test_the_desktop_file_shows_every_key_with_its_default() -> None:
         for key, value in said[section].items():
             default = getattr(cls(), key)
             assert value == default or default is None or key == "socket", key
+            # An example is not to be taken for what happens without the line.
+            (line,) = (line for line in text.splitlines() if re.match(rf"  (# )?{key}:", line))
+            assert ("default: " in line) == (default is None), key
     assert said["drain_s"] == Config("b").drain_s

@@ -195,7 +195,7 @@ def test_hang_ups(tmp_path: Path, config: Path) -> None:
         assert reload(running) == f"serving {client.models()[0].id}"
         assert count_of(client.complete("Hi", max_tokens=50, temperature=0.0)) == 3
         assert client.status().requests.queue_limit == 5
-        assert len(running.log_lines("needs a restart")) == 1
+        assert len(running.log_lines("server.socket changed: needs a restart")) == 1
         # Another engine, beside the old one.
         engine = {"sessions": 3, "context": 256, "threads": 1, "drafter": "lookup"}
         write_config(config, tiny.bundle(), engine=engine)
@@ -225,6 +225,15 @@ def test_hang_ups(tmp_path: Path, config: Path) -> None:
         status = client.status()
         assert status.reason == "" and status.model is not None
         assert (status.model.bundle, status.model.context) == (str(tiny.bundle_without_draft()), 512)
+        # Keys that only a restart changes are named, all of them, as long as they differ from what is in force.
+        write_config(config, tiny.bundle_without_draft(), budget={"telemetry": "replay", "recording": "board.ndjson"})
+        reload(running)
+        reload(running)
+        assert len(running.log_lines("budget.telemetry, budget.recording changed: needs a restart")) == 2
+        told = running.log_lines("needs a restart")
+        write_config(config, tiny.bundle_without_draft())
+        reload(running)
+        assert running.log_lines("needs a restart") == told
         assert running.stop() == 0
 
 

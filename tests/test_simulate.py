@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
-from edge_runtime.cli import main
+from edge_runtime.bench.live import LiveRun, Moment
+from edge_runtime.cli import main, progress, simulate_live
+from edge_runtime.cli.simulate import simulate
+from edge_runtime.errors import EngineError
 from edge_runtime.simulator.loop import simulated
 from edge_runtime.simulator.pilot import Constant, Governed
 from edge_runtime.simulator.scenario import MOST_DRAFTS, Scenario, board_scenario, random_scenario
@@ -18,6 +23,8 @@ from edge_runtime.simulator.series import series, sparkline
 from edge_runtime.simulator.study import Floor, floors, found, study, summed_up
 from edge_runtime.simulator.verdict import judged
 
+command = sys.modules[str(simulate.callback and simulate.callback.__module__)]
+"""The module, whose name is also that of the command in it."""
 SEEDS, SECONDS = range(1, 13), 90.0
 
 
@@ -145,18 +152,57 @@ def test_the_command_studies_many_plants(tmp_path: Path) -> None:
     ("options", "words"),
     [
         (("--board", "orin-nano-9"), "did you mean"),
-        (("--plants", "2", "--plot", "x.svg"), "--plants makes many"),
         (("--minutes", "0"), "--minutes"),
+        (("--minutes", "nan"), "'nan' is not a finite number"),
+        (("--minutes", "nan", "--plants", "2"), "'nan' is not a finite number"),
+        (("--ambient", "nan"), "'nan' is not a finite number"),
+        (("--temperature-limit", "nan"), "'nan' is not a finite number"),
+        (("--temperature-limit", "120"), "120 is not from 30 to 105 degrees Celsius"),
+        (("--power-limit", "inf"), "'inf' is not a finite number"),
+        (("--power-limit", "60000"), "60000 is not from 1 to 200 watts"),
+        (("--power-limit", "1e308"), "is not from 1 to 200 watts"),
         (("--plot", "x.txt"), "must end in"),
+        (("--json", "/etc"), "/etc cannot be written: it is a directory"),
+        (("--plants", "200", "--json", "/proc/x.json"), "/proc/x.json cannot be written"),
         (("--bundle", "nowhere"), "does not exist"),
+        (("--bundle", ""), "it is empty"),
         (("--bundle", ".", "--plants", "2"), "not with --plants"),
         (("--bundle", ".", "--without-governor"), "not with --without-governor"),
+        (("--plants", "2", "--plot", "x.svg"), "--plants makes many, each with a board and limits of its own: not"),
+        (("--plants", "1", "--board", "nonsense"), "not with --board"),
+        (("--plants", "1", "--ambient", "25"), "not with --ambient"),
+        (("--plants", "1", "--temperature-limit", "80"), "not with --temperature-limit"),
+        (("--plants", "1", "--power-limit", "8"), "not with --power-limit"),
+        (("--plants", "1", "--without-governor"), "not with --without-governor"),
     ],
 )
 def test_the_command_refuses_in_one_line(options: tuple[str, ...], words: str) -> None:
     done = _simulate(*options)
-    assert done.exit_code == 2
-    assert words in done.output and "Traceback" not in done.output
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert words in done.stderr and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+
+
+def test_a_board_that_switches_itself_off_is_told_at_the_top() -> None:
+    done = _simulate("--minutes", "0.5", "--ambient", "100")
+    told = done.stdout.splitlines()
+    (line,) = (number for number, text in enumerate(told) if "SWITCHED ITSELF OFF" in text)
+    assert line < next(number for number, text in enumerate(told) if " state " in text)
+    cool = _simulate("--minutes", "0.5").stdout
+    (row,) = (text.split() for text in cool.splitlines() if "highest temperature" in text)
+    assert "SWITCHED" not in cool and float(row[2]) == pytest.approx(90.0 - float(row[4]))
+    assert row[3:] == ["C,", row[4], "C", "below", "90", "C", "<=", "1", "C", "above", "held"]
+
+
+def test_a_study_says_how_long_it_takes_and_goes_on_saying_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_EVERY_S", 0.0)
+    monkeypatch.setattr(command, "_WORTH_SAYING_S", 0.0)
+    done = _simulate("--plants", "3", "--minutes", "0.5")
+    told = done.stderr.splitlines()
+    assert told[0] == "3 plants of 0.5 minutes: some 0.0 minutes of a core"
+    assert [line.split(",")[0] for line in told[1:]] == ["plants: 1 of 3", "plants: 2 of 3"]
+    # Who is asked what.
+    words = "With a limit of temperature that can be kept: 2 of 3 plants; with such a cap of power: 2."
+    assert words in " ".join(done.stdout.split())
 
 
 def test_a_picture_of_a_run(tmp_path: Path) -> None:
@@ -165,3 +211,31 @@ def test_a_picture_of_a_run(tmp_path: Path) -> None:
     done = _simulate("--minutes", "0.5", "--plot", str(path))
     assert done.exit_code == 0, done.output
     assert "no board was measured" in path.read_text(encoding="utf-8")
+
+
+def test_a_live_run_gets_all_that_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+
+    def run_live(*_: object, **named: object) -> LiveRun:
+        given.update(named)
+        raise EngineError("that was enough")
+
+    monkeypatch.setattr(simulate_live, "run_live", run_live)
+    limits = ("--power-limit", "11", "--temperature-limit", "72")
+    done = _simulate("--bundle", ".", "--seed", "7", "--minutes", "1", *limits)
+    assert (done.exit_code, done.stderr) == (1, "error: that was enough\n")
+    assert {name: given[name] for name in ("seed", "seconds", "cap_mw", "limit_c")} == {
+        "seed": 7, "seconds": 60.0, "cap_mw": 11_000, "limit_c": 72.0
+    }  # fmt: skip
+
+
+def test_a_live_board_that_switched_itself_off_is_told_at_the_top(monkeypatch: pytest.MonkeyPatch) -> None:
+    moment = Moment(1.0, 106.0, 5.0, 306.0, 0.5, "critical", 3, 0)
+    run = LiveRun(72.0, 11.0, (moment,), ((0.5, "critical", "too hot"),), None, "jtop", switched_off=True)
+    monkeypatch.setattr(simulate_live, "run_live", lambda *_, **__: run)
+    done = _simulate("--bundle", ".", "--strict")
+    assert done.exit_code == 1
+    told = " ".join(done.stdout.split())
+    assert told.index("SWITCHED ITSELF OFF") < told.index("critical")
+    assert "switched itself off stays on NOT HELD" in told
+    assert "106.00 C, 34.00 C above 72 C" in told

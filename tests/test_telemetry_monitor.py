@@ -10,16 +10,18 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jtop_lines import sample_line, saying, until
+from jtop_lines import sample_line, saying, trouble_line, until
 
-from edge_runtime.boards import board_named
+from edge_runtime.boards import BOARDS, Board, board_named
 from edge_runtime.errors import ConfigError
 from edge_runtime.simulator.tree import BoardTree
+from edge_runtime.telemetry import opening
 from edge_runtime.telemetry.combined import CombinedSource, filled
 from edge_runtime.telemetry.energy import Energy
+from edge_runtime.telemetry.jtop import JtopSource
 from edge_runtime.telemetry.monitor import Monitor
-from edge_runtime.telemetry.opening import Jtop, find_jtop, lacking, open_source
-from edge_runtime.telemetry.recording import ReplaySource, line_of, new_samples, read_recording, record
+from edge_runtime.telemetry.opening import Jtop, find_jtop, is_starting, lacking, open_source
+from edge_runtime.telemetry.recording import Recording, ReplaySource, line_of, new_samples, read_recording, record
 from edge_runtime.telemetry.sample import (
     CoolingDevice,
     GpuReading,
@@ -30,6 +32,7 @@ from edge_runtime.telemetry.sample import (
     Zone,
 )
 from edge_runtime.telemetry.source import TelemetrySource
+from edge_runtime.telemetry.sysfs import SysfsSource
 from edge_runtime.testing import ManualClock
 
 
@@ -164,7 +167,7 @@ def test_a_recording_holds_all_of_a_sample(tmp_path: Path) -> None:
     path = tmp_path / "board.ndjson"
     with path.open("w") as stream:
         record([WHOLE, Sample(8.0, "jtop")], stream.write)
-    assert read_recording(path) == (WHOLE, Sample(8.0, "jtop"))
+    assert read_recording(path) == Recording((WHOLE, Sample(8.0, "jtop")))
 
 
 def test_a_recording_is_played_in_its_own_time() -> None:
@@ -184,11 +187,17 @@ def test_a_recording_is_played_in_its_own_time() -> None:
     ("text", "words"),
     [
         ("", "there is no sample in it"),
-        ("{", "line 1: it is no JSON"),
+        ("{", "no sample in it; line 1 was cut off"),
+        ("{\n", "line 1: it is no JSON; take it out"),
+        ("[" * 100_000 + "\n", "line 1: it is no JSON"),
+        ("x" * 300_000, "line 1: longer than 256 KiB"),
         ('{"time_s": 1.0, "source": "x"}\n{"time_s": "soon", "source": "x"}', "line 2: time_s: expected float"),
         ('{"time_s": 1.0, "source": "x", "powr_mw": 3}', r"line 1: unknown key 'powr_mw' \(did you mean 'power_mw'"),
-        ('{"time_s": 2.0, "source": "x"}\n{"time_s": 1.0, "source": "x"}', "its times run backwards"),
-        (b"\xff\xfe", "can't decode byte"),
+        ('{"time_s": 2.0, "source": "x"}\n{"time_s": 1.0, "source": "x"}', "line 2: its times run backwards"),
+        (b"\xff\xfe\n", "line 1: it is no JSON"),
+        (b'{"time_s": 1.0, "source": "\xff"}\n', "line 1: it is no JSON"),
+        ('{"time_s": 1.0, "source": "x"}\n\n{"time_s": 2.0, "so\n{"time_s": 3.0}', "line 3: it is no JSON"),
+        ('{"time_s": 1' + "0" * 5000 + "}", "cut off"),
     ],
 )
 def test_a_recording_that_is_none_is_told_in_a_line(text: str | bytes, words: str, tmp_path: Path) -> None:
@@ -197,6 +206,49 @@ def test_a_recording_that_is_none_is_told_in_a_line(text: str | bytes, words: st
     with pytest.raises(ConfigError, match=words) as caught:
         read_recording(path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("sample", "words"),
+    [
+        (Sample(0.0, "x", 10**30), "power_mw must be from 0 to 199999, not 1000000000000000000000000000000"),
+        (Sample(0.0, "x", -(10**9)), "power_mw must be from 0 to 199999, not -1000000000"),
+        (Sample(0.0, "x", 10**100), r"power_mw must be from 0 to 199999, not 10000000000000000000\.+ \(101 digits\)"),
+        (Sample(1e300, "x"), "time_s must be from -10000000000 to 10000000000, not 1e[+]300"),
+        (Sample(0.0, "x", rails=(Rail("VDD_IN", -1),)), "rail VDD_IN: power_mw must be"),
+        (Sample(0.0, "x", zones=(Zone("tj", 1e308),)), "zone tj: temperature_c must be from -50 to 150, not 1e[+]308"),
+        (Sample(0.0, "x", zones=(Zone("tj", -1e9),)), "zone tj: temperature_c must be"),
+        (Sample(0.0, "x", gpu=GpuReading(-1.0)), "gpu.clock_mhz must be"),
+        (Sample(0.0, "x", gpu=GpuReading(max_clock_mhz=1e9)), "gpu.max_clock_mhz must be"),
+        (Sample(0.0, "x", gpu=GpuReading(load=1.5)), "gpu.load must be from 0 to 1, not 1.5"),
+        (Sample(0.0, "x", fan=-0.1), "fan must be from 0 to 1"),
+        (Sample(0.0, "x", memory=MemoryReading(8 << 30, -1)), "memory.available_bytes must be"),
+        (Sample(0.0, "x", memory=MemoryReading(-8, 1)), "memory.total_bytes must be"),
+        (Sample(0.0, "x", memory=MemoryReading(8, 1, free_blocks_4mb=-3)), "memory.free_blocks_4mb must be"),
+        (Sample(0.0, "x", throttling=Throttling((("oc3", -2),))), "over-current events oc3 must be"),
+        (Sample(0.0, "x", throttling=Throttling((), (CoolingDevice("fan", -1, 3),))), "cooling fan: state must be"),
+        (Sample(0.0, "x", throttling=Throttling(passive_trip_c=-1e6)), "passive_trip_c must be"),
+    ],
+)
+def test_what_no_board_says_is_refused_by_line_and_field(sample: Sample, words: str, tmp_path: Path) -> None:
+    """Sources clean what they read; a file can hold anything."""
+    path = tmp_path / "board.ndjson"
+    path.write_text(f"{line_of(WHOLE)}\n{line_of(replace(sample, time_s=max(sample.time_s, 8.0)))}\n")
+    with pytest.raises(ConfigError, match=f"board.ndjson, line 2: {words}"):
+        read_recording(path)
+
+
+@pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.name)
+def test_what_a_source_says_can_be_played(board: Board, tmp_path: Path) -> None:
+    """Whatever its sensors do."""
+    tree = BoardTree.build(tmp_path / "board", board)
+    tree.set_rail(board.rails[0], 655_350)
+    for name, celsius in (("cpu", 250.0), ("gpu", -256.0)):
+        tree.set_temperature(name, celsius)
+    read = SysfsSource(tree.root).latest()
+    assert read is not None and read.problems
+    (tmp_path / "board.ndjson").write_text(f"{line_of(read)}\n")
+    assert read_recording(tmp_path / "board.ndjson").samples == (read,)
 
 
 def test_a_recording_that_is_not_there_is_told_in_a_line(tmp_path: Path) -> None:
@@ -328,8 +380,32 @@ def test_a_jetson_that_shows_nothing_yet_is_looked_at_again(nano: BoardTree) -> 
 
 def test_a_machine_that_is_no_jetson_has_no_source(tmp_path: Path, there: Jtop) -> None:
     opened = open_source(root=tmp_path, jtop=there)
-    assert (opened.source, opened.reason) == (None, "this machine is no Jetson: nothing is measured")
+    assert (opened.source, opened.reason) == (None, f"{tmp_path} holds no Jetson's files: nothing is measured")
     assert open_source(root=tmp_path).source is None
+
+
+def test_a_tree_of_files_has_no_service(nano: BoardTree, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of this machine says nothing of it."""
+    monkeypatch.setattr(opening, "find_jtop", lambda: pytest.fail("it was looked for"))
+    (nano.root / "var/lib/nvpmodel/status").unlink()
+    opened = open_source(root=nano.root)
+    assert opened.source is not None and opened.source.name == "sysfs" and "no jtop for" in opened.reason
+
+
+def test_what_has_gone_wrong_is_not_waited_for(nano: BoardTree, there: Jtop) -> None:
+    assert not is_starting(ScriptedSource(None))
+    slow = JtopSource(saying(then="sleep 60"))
+    assert is_starting(slow) and is_starting(CombinedSource(ScriptedSource(None), slow))
+    slow.close()
+    gone = JtopSource(saying(trouble_line("no-service", "it does not run")))
+    until(lambda: not is_starting(gone))
+    assert gone.latest() is None
+    gone.close()
+    telling = open_source("jtop", nano.root, there).source
+    assert telling is not None
+    until(lambda: not is_starting(telling))
+    assert telling.latest() is not None
+    telling.close()
 
 
 def test_a_source_that_is_configured_is_taken(tmp_path: Path, nano: BoardTree, there: Jtop) -> None:

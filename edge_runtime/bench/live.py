@@ -70,6 +70,8 @@ class LiveRun:
     joules_per_token: float | None
     source: str | None
     """Of the daemon's readings."""
+    switched_off: bool = False
+    """Whether the board's hardware switched itself off, being too hot."""
 
     @property
     def over_c(self) -> float | None:
@@ -125,16 +127,16 @@ def small_plant(board: Board, ambient_c: float) -> PlantParameters:
 
 def run_live(
     bundle: Path, tree: BoardTree, plant: PlantParameters, *, limit_c: float | None, cap_mw: int | None, seconds: float,
-    clients: int = 2, telemetry: str = "jtop", progress: Callable[[float], None] = lambda share: None,
+    seed: int = 1, clients: int = 2, telemetry: str = "jtop", progress: Callable[[float], None] = lambda share: None,
 ) -> LiveRun:  # fmt: skip
-    """``seconds`` of load after the daemon is ready. Needs root; raises ``NamespaceUnavailable`` where it is not
-    possible, and ``EngineError`` where the daemon does not come up."""
+    """``seconds`` of load after the daemon is ready; ``seed``: of what sensors err by. Needs root; raises
+    ``NamespaceUnavailable`` where it is not possible, and ``EngineError`` where the daemon does not come up."""
     with ExitStack() as stack:
         place = stack.enter_context(BoardNamespace(tree))
         service = JtopService(place)
         stack.callback(service.kill)
         client = stack.enter_context(daemon_on(place, bundle, limit_c, cap_mw, telemetry))
-        moving = Plant(plant, seed=1)
+        moving = Plant(plant, seed)
         busy = SimpleNamespace(duty=0.0, over=False)
         driving = threading.Thread(
             target=drive,
@@ -150,7 +152,7 @@ def run_live(
         moments, changes, status = _watch(client, moving, busy, seconds, progress)
         return LiveRun(
             limit_c, None if cap_mw is None else cap_mw / 1e3, moments, changes, status.board.joules_per_token,
-            status.board.source,
+            status.board.source, moving.off,
         )  # fmt: skip
 
 

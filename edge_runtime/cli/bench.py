@@ -25,6 +25,7 @@ from ..bench.speculation import Case, PromptFigures, compare_plain, look_again
 from ..bench.verdict import NEVER_SLOWER, Verdict, engine_verdicts, serving_verdicts, speculation_verdicts
 from ..console import plain_console
 from ..loading import LoadedBundle, LoadSettings, load_bundle
+from ..parameters import Place, Written, refuse_useless
 from ..sampling import SamplingParams
 from ..telemetry.meter import Meter, board_meter
 from .interrupt import ends_tidily
@@ -38,19 +39,22 @@ _MODULES = {"llama.cpp": "llama_cpp", "transformers": "transformers"}
 @click.option(
     "--bundle",
     default="bundles/gemma-3-270m",
-    type=click.Path(path_type=Path),
+    type=Place(),
     show_default=True,
     help="Bundle to measure.",
 )
-@click.option("--gguf", type=click.Path(path_type=Path), help="The checkpoint of the bundle, for the peers.")
+@click.option("--gguf", type=Place(), help="The checkpoint of the bundle, for the peers.")
 @click.option(
     "--threads", type=click.IntRange(1), default=os.cpu_count() or 1, show_default=True, help="Of every program."
 )
 @click.option("--rounds", type=click.IntRange(2), default=12, show_default=True, help="Interleaved rounds.")
 @click.option("--tokens", type=click.IntRange(16), default=64, show_default=True, help="Tokens of each text.")
 @click.option("--only", type=click.Choice(["peers", "speculation", "serving"]), help="One part of it.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the figures here as well.")
+@click.option("--json", "json_path", type=Written(), help="Write the figures here as well.")
+@click.pass_context
 def bench(
+    said: click.Context,
+    /,
     bundle: Path,
     gguf: Path | None,
     threads: int,
@@ -62,6 +66,8 @@ def bench(
     """Measure the engine against llama.cpp and transformers, drafting against plain decoding, and the daemon against
     none, side by side.
     """
+    if only is not None:
+        refuse_useless(said, f"--only {only}", ("tokens",) if only == "peers" else ("gguf",))
     loaded = load_bundle(bundle, LoadSettings(threads=threads))
     context = min(1024, loaded.target.info.capacity)
     size = sum(entry.bytes for entry in loaded.manifest.files)

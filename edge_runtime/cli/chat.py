@@ -20,6 +20,7 @@ from ..engines.protocol import Ids
 from ..errors import ConfigError, EdgeError, InputError, did_you_mean
 from ..generation import Generation
 from ..loading import LoadedBundle, load_bundle
+from ..parameters import Place
 from ..sampling import SamplingParams
 from ..session import Session, common_prefix
 from ..text.chat import ChatTemplate, Conversation
@@ -46,7 +47,7 @@ _COMMAND = re.compile(r"/\w+")
 _LEAVE = f"{_QUIT} or Ctrl-D leaves"
 
 
-_ENGINE_OPTIONS = ("context", "threads", "deterministic", "head", "device", "drafter", "k", "no_verify")
+_ENGINE_OPTIONS = ("context", "threads", "deterministic", "head", "device", "drafter", "k", "strategy", "no_verify")
 """Of loading, which a daemon has done."""
 
 
@@ -57,7 +58,7 @@ class _Talk(Protocol):
 
 
 @click.command()
-@click.option("--bundle", metavar="DIR", type=click.Path(path_type=Path),
+@click.option("--bundle", metavar="DIR", type=Place(),
               help="Bundle to run here; without it the daemon answers.")  # fmt: skip
 @socket_option
 @engine_options

@@ -29,6 +29,7 @@ from ..bundle import MANIFEST_NAME, file_sha256
 from ..console import plain_console
 from ..errors import ConfigError
 from ..loading import MAX_DRAFT_TOKENS, LoadedBundle, LoadSettings, load_bundle
+from ..parameters import Finite, Place, Written, refuse_useless
 from ..sampling import SamplingParams
 from .compare_tables import costs_table, tables
 
@@ -39,19 +40,20 @@ _EXTRA = 1.2
 _MINUTES_OF_MS = 1e-3 / 60.0
 _WORTH_A_FILE = 5.0
 """Minutes."""
+_OF_COSTS = {"costs_only", "bundle", "head", "threads"}
 
 
 @click.command()
-@click.option("--bundle", required=True, metavar="DIR", type=click.Path(path_type=Path), help="Bundle to study.")
+@click.option("--bundle", required=True, metavar="DIR", type=Place(), help="Bundle to study.")
 @click.option("--drafters", metavar="A,B", help="Only these.  [default: all that the bundle offers]")
 @click.option("--policies", metavar="X,Y", help="Only these lengths of drafts, or threshold.  [default: all by name]")
 @click.option("--domains", metavar="A,B", help="Only these kinds of text.  [default: all]")
 @click.option("--greedy/--no-greedy", default=True, help="With greedy decoding.  [default: yes]")
 @click.option("--sampled/--no-sampled", default=True, help="With sampling.  [default: yes]")
-@click.option("--temperature", type=click.FloatRange(min=0.0, min_open=True), default=1.0, show_default=True,
+@click.option("--temperature", type=Finite(0.0, above=True), default=1.0, show_default=True,
               help="Of the sampled law.")  # fmt: skip
 @click.option("--top-k", type=click.IntRange(0), default=64, show_default=True, help="Of the sampled law; 0: all.")
-@click.option("--top-p", type=click.FloatRange(0.0, 1.0, min_open=True), default=0.95, show_default=True,
+@click.option("--top-p", type=Finite(0.0, 1.0, above=True), default=0.95, show_default=True,
               help="Of the sampled law; 1: all.")  # fmt: skip
 @click.option("--rounds", type=click.IntRange(2), metavar="N", help="Of the default and its rivals.  [default: 5]")
 @click.option("--tokens", type=click.IntRange(16), metavar="N", help="Of each text.  [default: 64]")
@@ -62,14 +64,17 @@ _WORTH_A_FILE = 5.0
 @click.option("--head", type=click.Choice(["screened", "full"]), default="screened", show_default=True,
               help="Head of the bundle under study; plain decoding has the faster one.")  # fmt: skip
 @click.option("--threads", type=click.IntRange(0), default=0, metavar="N", help="CPU threads.  [default: one per core]")
-@click.option(
-    "--json", "json_path", type=click.Path(path_type=Path), help="Write the texts and figures here, as they come."
-)
-@click.option("--resume", type=click.Path(path_type=Path), help="Go on with such a file; it is written to as well.")
-@click.option("--plot", "plot_path", type=click.Path(path_type=Path), help="Draw it: a .svg, .png or .pdf file.")
+@click.option("--json", "json_path", type=Written(), help="Write the texts and figures here, as they come.")
+@click.option("--resume", type=Written(), help="Go on with such a file; written to, unless --json is given.")
+@click.option("--plot", "plot_path", type=Written(), help="Draw it: a .svg, .png or .pdf file.")
 @click.option("--strict", is_flag=True, help="Exit code 1 where a floor is missed.")
-def compare(**given: Any) -> None:
+@click.pass_context
+def compare(said: click.Context, /, **given: Any) -> None:
     """Compare every drafter and policy with plain decoding, on five domains, retrieval, JSON, edits and chat."""
+    if given["costs_only"]:
+        refuse_useless(said, "--costs shows what a step costs, and no text", set(given) - _OF_COSTS)
+    if not given["sampled"]:
+        refuse_useless(said, "--no-sampled leaves that law out", ("temperature", "top_k", "top_p"))
     console = plain_console(None if sys.stdout.isatty() else 100)
     settings = LoadSettings(head=given["head"], threads=given["threads"], max_draft_tokens=MAX_DRAFT_TOKENS)
     domains, laws = chosen_domains(_names(given["domains"])), _laws(given)

@@ -18,6 +18,7 @@ from ..client import Client
 from ..console import plain_console
 from ..generation import GenerationResult
 from ..loading import LoadedBundle, LoadSettings, load_bundle
+from ..parameters import Place
 from ..resident import resident
 from ..sampling import SamplingParams
 from .interrupt import ends_tidily
@@ -28,7 +29,7 @@ _SAMPLED = Case("sampled", SamplingParams(temperature=1.0, top_k=64, top_p=0.95)
 
 
 @click.command()
-@click.option("--bundle", required=True, type=click.Path(path_type=Path), help="Directory of the bundle.")
+@click.option("--bundle", required=True, type=Place(), help="Directory of the bundle.")
 @click.option("--tokens", type=click.IntRange(16), default=16, show_default=True, help="Tokens of each text.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Rounds of the comparison.")
 def demo(bundle: Path, tokens: int, rounds: int) -> None:

@@ -17,6 +17,7 @@ from ..errors import BundleError, ConfigError, InputError
 from ..loading import load_of
 from ..memory import Plan, shown
 from ..memory import plan as plan_memory
+from ..parameters import Place
 from ..schema import plain
 from ..server.preparing import machine_room, settings_of
 from ..telemetry.identity import identify
@@ -33,14 +34,14 @@ _TOLD_FILES = 3
     "--config",
     "config_path",
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=Place(),
     help="Configuration of the daemon, whose bundle and limits are looked at too.",
 )
 @click.option(
     "--root",
     metavar="DIR",
     default="/",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    type=Place(exists=True, file_okay=False),
     help="Where the file system of the machine begins.  [default: /]",
 )
 @click.option("--json", "as_json", is_flag=True, help="All checks, as a JSON object.")  # fmt: skip

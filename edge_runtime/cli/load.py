@@ -15,12 +15,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from ..bench.corpus import prompts
 from ..bench.load import LoadFigures, LoadPlan, quantile, run_disconnects, run_fairness, run_load
 from ..console import plain_console
+from ..parameters import Finite, Place, Written
 
 
 @click.command()
-@click.option("--socket", metavar="PATH", type=click.Path(path_type=Path), help="Of the daemon.")
+@click.option("--socket", metavar="PATH", type=Place(), help="Of the daemon.")
 @click.option("--clients", type=click.IntRange(1, 512), default=8, show_default=True, help="Streaming at once.")
-@click.option("--minutes", type=click.FloatRange(min=0.05), default=10.0, show_default=True, help="How long.")
+@click.option("--minutes", type=Finite(0.05, 100_000.0, "minutes"), default=10.0, show_default=True, help="How long.")
 @click.option(
     "--disconnects",
     type=click.IntRange(0),
@@ -29,7 +30,7 @@ from ..console import plain_console
     metavar="N",
     help="Afterwards, so many clients that leave at a random moment.",
 )
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the figures here as well.")
+@click.option("--json", "json_path", type=Written(), help="Write the figures here as well.")
 def load(socket: Path | None, clients: int, minutes: float, disconnects: int, json_path: Path | None) -> None:
     """Put a daemon under load and count what is lost: streams, fairness, memory, clients that leave."""
     texts = [prompt.text for prompt in prompts()]

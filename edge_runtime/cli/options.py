@@ -12,10 +12,15 @@ import click
 from ..decoder import Decoder
 from ..drafters.strategy import strategy_named
 from ..errors import ConfigError, InputError
+from ..files import read_at_most
 from ..loading import LENGTH_POLICIES, DrafterName, LoadedBundle, LoadSettings, length_policy, most_draft_tokens
+from ..parameters import Finite, Place
 from ..sampling import SamplingParams
 from ..session import Policy, check_policy
 from ..text.stop import StopStrings
+
+_MOST_PROMPT_BYTES = 1 << 26
+"""More than any context holds."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -23,7 +28,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def bundle_options(function: F) -> F:
     """Which bundle, and how it is loaded."""
     bundle = click.option(
-        "--bundle", required=True, metavar="DIR", type=click.Path(path_type=Path), help="Bundle to run."
+        "--bundle", required=True, metavar="DIR", type=Place(), help="Bundle to run."
     )
     return bundle(engine_options(function))
 
@@ -58,7 +63,7 @@ def engine_options(function: F) -> F:
 def socket_option(function: F) -> F:
     """Which daemon. Not a default of click's: the client knows the environment and the rest."""
     return click.option(
-        "--socket", metavar="PATH", type=click.Path(path_type=Path),
+        "--socket", metavar="PATH", type=Place(),
         help="Socket of the daemon.  [default: EDGE_RUNTIME_SOCKET, or /run/edge-runtime/api.sock]",
     )(function)  # fmt: skip
 
@@ -66,7 +71,7 @@ def socket_option(function: F) -> F:
 def prompt_options(function: F) -> F:
     options = [
         click.option("--prompt", metavar="TEXT", help="Text to continue."),
-        click.option("--prompt-file", metavar="FILE", type=click.Path(path_type=Path, allow_dash=True),
+        click.option("--prompt-file", metavar="FILE", type=Place(allow_dash=True),
                      help="File with the text to continue, - for stdin."),
     ]  # fmt: skip
     return _apply(function, options)
@@ -76,12 +81,12 @@ def sampling_options(function: F) -> F:
     options = [
         click.option("--max-tokens", type=click.IntRange(1), metavar="N",
                      help="End after so many tokens.  [default: when the context is full]"),
-        click.option("--temperature", type=float, default=0.0, metavar="T", show_default=True, help="0 is greedy."),
+        click.option("--temperature", type=Finite(), default=0.0, metavar="T", show_default=True, help="0 is greedy."),
         click.option("--top-k", type=int, default=0, metavar="N",
                      help="Sample from the N best tokens.  [default: all]"),
-        click.option("--top-p", type=float, default=1.0, metavar="P",
+        click.option("--top-p", type=Finite(), default=1.0, metavar="P",
                      help="Sample from the best tokens that hold this mass.  [default: all]"),
-        click.option("--min-p", type=float, default=0.0, metavar="P",
+        click.option("--min-p", type=Finite(), default=0.0, metavar="P",
                      help="Leave out tokens below this share of the best one's probability.  [default: none]"),
         click.option("--seed", type=click.IntRange(0), metavar="N",
                      help="The same sampled text again, whatever drafter and K (to the last near-tie with "
@@ -139,7 +144,12 @@ def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
         assert prompt is not None
         return as_text(prompt)
     try:
-        data = sys.stdin.buffer.read() if str(prompt_file) == "-" else prompt_file.read_bytes()
+        if str(prompt_file) == "-":
+            data = sys.stdin.buffer.read(_MOST_PROMPT_BYTES + 1)
+        else:
+            data = read_at_most(prompt_file, _MOST_PROMPT_BYTES, "prompt file ")
+        if len(data) > _MOST_PROMPT_BYTES:
+            raise ConfigError(f"prompt file {prompt_file}: more than {_MOST_PROMPT_BYTES >> 20} MiB")
         return data.decode("utf-8")
     except OSError as problem:
         raise ConfigError(f"prompt file {prompt_file}: {problem.strerror}") from None

@@ -18,6 +18,7 @@ from ..errors import BundleError, ConfigError, EdgeError
 from ..loading import load_of
 from ..memory import Load, Needs, Plan, Room, shown
 from ..memory import plan as plan_memory
+from ..parameters import Place
 from ..resident import Resident
 from ..schema import plain
 from ..server.preparing import board_room, machine_room, settings_of
@@ -31,7 +32,7 @@ _MISFIT = 1
 @click.option(
     "--bundle",
     metavar="DIR",
-    type=click.Path(path_type=Path),
+    type=Place(),
     help="Bundle to load.  [default: that of the configuration]",
 )
 @click.option(
@@ -52,7 +53,7 @@ _MISFIT = 1
     "--config",
     "config_path",
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=Place(),
     help="Configuration of the daemon, whose engine and budget are planned; options go first.",
 )
 @click.option(

@@ -1,16 +1,20 @@
-"""A bar for long prompts, on stderr and only where a person watches. Knows no engine."""
+"""Bars of long work on stderr, where a person watches; elsewhere a line now and then. Knows no engine."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..console import plain_console
 
 _WORTH_A_BAR = 512
 """Tokens: shorter prompts are read before a bar would be."""
+_EVERY_S = 20.0
+"""Between two lines of a log."""
 
 
 @contextmanager
@@ -24,3 +28,35 @@ def prefill_progress(prompt_tokens: int) -> Iterator[Callable[[int, int], None] 
     with Progress(*columns, console=console, transient=True) as bars:
         task = bars.add_task("prompt", total=prompt_tokens)
         yield lambda done, total: bars.update(task, completed=done, total=total)
+
+
+@contextmanager
+def long_progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A callback (done so far). The bar is gone afterwards."""
+    console = plain_console(stderr=True)
+    if not console.is_terminal:
+        yield _lines(what, total)
+        return
+    columns = (TextColumn(what, markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bars:
+        task = bars.add_task(what, total=total)
+        yield lambda done: bars.update(task, completed=done)
+
+
+def _lines(what: str, total: int) -> Callable[[int], None]:
+    began_s = told_s = time.monotonic()
+
+    def report(done: int) -> None:
+        nonlocal told_s
+        now_s = time.monotonic()
+        if not 0 < done < total or now_s - told_s < _EVERY_S:
+            return
+        told_s = now_s
+        left_s = (now_s - began_s) * (total - done) / done
+        click.echo(f"{what}: {done} of {total}, some {_duration(left_s)} to go", err=True)
+
+    return report
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90.0 else f"{seconds / 60.0:.0f} minutes"

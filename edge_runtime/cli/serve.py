@@ -7,14 +7,15 @@ from pathlib import Path
 import click
 
 from ..config import Overrides, read_config
+from ..parameters import Place
 from .interrupt import ends_at_once
 
 
 @click.command()
-@click.option("--config", required=True, metavar="FILE", type=click.Path(path_type=Path),
+@click.option("--config", required=True, metavar="FILE", type=Place(),
               help="Configuration; configs/ has some to start from.")  # fmt: skip
-@click.option("--bundle", metavar="DIR", type=click.Path(path_type=Path), help="Instead of the file's bundle.")
-@click.option("--socket", metavar="PATH", type=click.Path(path_type=Path), help="Instead of the file's server.socket.")
+@click.option("--bundle", metavar="DIR", type=Place(), help="Instead of the file's bundle.")
+@click.option("--socket", metavar="PATH", type=Place(), help="Instead of the file's server.socket.")
 def serve(config: Path, bundle: Path | None, socket: Path | None) -> int:
     """Serve a bundle to local programs, over HTTP on a Unix socket.
 

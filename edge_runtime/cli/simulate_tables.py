@@ -12,18 +12,13 @@ from rich.text import Text
 from ..simulator.loop import Trace
 from ..simulator.scenario import Scenario
 from ..simulator.series import series, sparkline
-from ..simulator.study import (
-    FIXED_K,
-    MOST_K_CHANGES,
-    Finding,
-    Floor,
-    summed_up,
-)
+from ..simulator.study import FIXED_K, MOST_K_CHANGES, Finding, Floor, against_limit, summed_up
 from ..simulator.verdict import OVER_C, OVER_S, POWER_SHARE, Verdict
 
 _COLUMNS = 60
 _TOLD_CHANGES = 12
 _TOLD_SEEDS = 10
+SWITCHED_OFF = "THE BOARD SWITCHED ITSELF OFF: what is said of limits is said of a board that is off"
 
 
 def course(trace: Trace) -> Table:
@@ -81,13 +76,17 @@ def limit_rows(limit_c: float | None, over_c: float | None, over_s: float | None
     """Of what is limited; ``share``: the highest mean power over ten seconds, of its cap."""
     rows = []
     if over_c is not None and over_s is not None and limit_c is not None:
-        figure = f"{over_c:+.2f} C of {limit_c:g} C"
-        rows.append(Row("temperature over its limit", figure, f"<= {OVER_C:g} C", over_c <= OVER_C))
-        rows.append(Row("longest time over it", f"{over_s:.1f} s", f"<= {OVER_S:g} s", over_s <= OVER_S))
+        figure = f"{limit_c + over_c:.2f} C, {against_limit(over_c)} {limit_c:g} C"
+        rows.append(Row("highest temperature", figure, f"<= {OVER_C:g} C above", over_c <= OVER_C))
+        rows.append(Row("longest time above its limit", f"{over_s:.1f} s", f"<= {OVER_S:g} s", over_s <= OVER_S))
     if share is not None:
         wanted = f"<= {POWER_SHARE:.0%}"
         rows.append(Row("mean power over 10 s, of its cap", f"{share:.1%}", wanted, share <= POWER_SHARE))
     return rows
+
+
+def off_rows(off: bool) -> list[Row]:
+    return [Row("the hardware", "switched itself off", "stays on", False)] if off else []
 
 
 def held_table(rows: Sequence[Row]) -> tuple[Table, bool]:
@@ -109,8 +108,7 @@ def verdict_rows(verdict: Verdict, scenario: Scenario) -> list[Row]:
     rows.append(Row("changes of K in any minute", f"{changes}", f"<= {MOST_K_CHANGES}", changes <= MOST_K_CHANGES))
     throttled = f"{verdict.throttled_share:.0%} of the time, {events} over-current events"
     rows.append(Row("hardware throttling", throttled, "none", verdict.throttled_share == 0.0 and not events))
-    if verdict.off:
-        rows.append(Row("the hardware", "switched itself off", "stays on", False))
+    rows += off_rows(verdict.off)
     rows.append(Row("tokens a second", f"{verdict.tokens_per_s:.1f}"))
     if verdict.joules_per_token is not None:
         rows.append(Row("joules a token", f"{verdict.joules_per_token:.2f}"))
@@ -122,7 +120,7 @@ def floors_table(asked: Sequence[Floor]) -> Table:
     table.add_column("")
     table.add_column("wanted", justify="right")
     table.add_column("worst", justify="right")
-    table.add_column("plants", justify="right")
+    table.add_column("of plants", justify="right")
     table.add_column("")
     for floor in asked:
         told = " ".join(map(str, floor.failing[:_TOLD_SEEDS]))
@@ -136,6 +134,8 @@ def plants_line(findings: Sequence[Finding]) -> Text:
     found = summed_up(findings)
     ordinary = found.plants - found.marginal - found.impossible
     lines = [
+        f"With a limit of temperature that can be kept: {found.warm} of {found.plants} plants; with such a cap of "
+        f"power: {found.capped}. Of those the first three rows are asked.",
         f"{ordinary} ordinary plants, {found.marginal} where hardly any work fits within the limits, "
         f"{found.impossible} where a board without work breaks them."
     ]

@@ -28,4 +28,5 @@ def status(socket: Path | None, as_json: bool) -> None:
 
     console = plain_console(shutil.get_terminal_size().columns)
     for line in lines(told, console.width):
-        console.print(line)
+        # As one line, however long: a log without the end of a reason is a log without the cause.
+        console.print(line, soft_wrap=True)

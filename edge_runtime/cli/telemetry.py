@@ -11,7 +11,8 @@ from typing import get_args
 import click
 
 from ..errors import Unavailable
-from ..telemetry.opening import SourceName, open_source
+from ..parameters import Finite, Place, refuse_useless
+from ..telemetry.opening import SourceName, is_starting, open_source
 from ..telemetry.recording import new_samples, read_recording, record
 from ..telemetry.sample import Sample
 from ..telemetry.source import TelemetrySource
@@ -19,20 +20,24 @@ from .output import shown
 
 _PATIENCE_S = 30.0
 """For a first sample: jtop's process has to start."""
+_MOST_LINES = 1_000_000_000
 
 
 @click.command()
 @click.option("--source", "wanted", type=click.Choice(get_args(SourceName)[:-1]), default="auto", show_default=True,
               help="Where the values are from; auto says why.")  # fmt: skip
-@click.option("--replay", type=click.Path(path_type=Path), metavar="FILE", help="Instead: a recording.")
-@click.option("--root", type=click.Path(path_type=Path), default=Path("/"), metavar="DIR", show_default=True,
+@click.option("--replay", type=Place(), metavar="FILE", help="Instead: a recording, all of it at once.")
+@click.option("--root", type=Place(exists=True, file_okay=False), default=Path("/"), metavar="DIR", show_default=True,
               help="Where the board's file system begins.")  # fmt: skip
-@click.option("--interval", type=click.FloatRange(0.02, 3600.0), default=1.0, metavar="S", show_default=True,
+@click.option("--interval", type=Finite(0.02, 3600.0, "seconds"), default=1.0, metavar="S", show_default=True,
               help="Seconds between samples.")  # fmt: skip
-@click.option("--count", type=click.IntRange(1), metavar="N", help="So many samples, a line each.")
+@click.option("--count", type=click.IntRange(1, _MOST_LINES), metavar="N", help="So many samples, a line each.")
 @click.option("--follow", is_flag=True, help="Samples without end, a line each.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, an object a line: what --replay reads.")
+@click.pass_context
 def telemetry(
+    said: click.Context,
+    /,
     wanted: SourceName,
     replay: Path | None,
     root: Path,
@@ -41,10 +46,23 @@ def telemetry(
     follow: bool,
     as_json: bool,
 ) -> None:
-    """Show power, temperatures, clocks and memory of this board, and where they are from."""
+    """Show power, temperatures, clocks and memory of this board, and where they are from.
+
+    Exit code 0: something was read; 1: nothing can be read here, and why; 2: something that was given is wrong.
+    """
+    if follow and count is not None:
+        raise click.UsageError("give either --follow, which has no end, or --count")
     if replay is not None:
-        _show(iter(read_recording(replay)), f"replay of {replay}", count, follow, as_json)
+        refuse_useless(said, "--replay shows a file, as fast as it can", ("wanted", "root", "interval"))
+        recording = read_recording(replay)
+        if recording.note:
+            click.echo(f"{replay}: {recording.note}", err=True)
+        _show(iter(recording.samples), f"replay of {replay}", count, follow, as_json)
         return
+    if not follow and count is None:
+        refuse_useless(said, "one sample is shown, unless --count or --follow asks for more", ("interval",))
+    if wanted == "jtop":
+        refuse_useless(said, "jtop is a service of this machine", ("root",))
     opened = open_source(wanted, root)
     if opened.source is None:
         raise Unavailable(opened.reason)
@@ -68,10 +86,14 @@ def _show(samples: Iterator[Sample], reason: str, count: int | None, follow: boo
 
 
 def _wait_for_one(source: TelemetrySource) -> None:
-    """A source that reads when it is asked has one at once, or none."""
+    """Only for a process that is starting: what has gone wrong is known at once."""
     deadline_s = time.monotonic() + _PATIENCE_S
-    while source.latest() is None:
-        if source.name == "sysfs" or time.monotonic() > deadline_s:
+    while True:
+        # In this order: what comes between both is a sample.
+        may_come = is_starting(source) and time.monotonic() < deadline_s
+        if source.latest() is not None:
+            return
+        if not may_come:
             raise Unavailable(source.trouble or f"{source.name}: nothing has come")
         time.sleep(0.05)
 

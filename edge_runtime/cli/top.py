@@ -19,6 +19,7 @@ from rich.text import Text
 
 from ..client import Client, EdgeRuntimeError
 from ..console import plain_console
+from ..parameters import Finite, refuse_useless
 from ..status import Status
 from .options import socket_option
 from .view import lines
@@ -29,15 +30,19 @@ _KEYS = Text("q leaves", "dim")
 @click.command()
 @socket_option
 @click.option("--once", is_flag=True, help="Print one frame and leave, as it does where stdout is no terminal.")
-@click.option("--interval", type=click.FloatRange(0.1, 60.0), default=1.0, metavar="S", show_default=True,
+@click.option("--interval", type=Finite(0.1, 60.0, "seconds"), default=1.0, metavar="S", show_default=True,
               help="Seconds between frames.")  # fmt: skip
-def top(socket: Path | None, once: bool, interval: float) -> None:
+@click.pass_context
+def top(said: click.Context, /, socket: Path | None, once: bool, interval: float) -> None:
     """Watch the daemon: speed, acceptance, queue, slots, memory, temperature. q or Ctrl-C leaves."""
+    if once:
+        refuse_useless(said, "--once prints one frame", ("interval",))
     console = plain_console()
     with Client(socket, patience_s=0.0, timeout_s=10.0) as client:
         told = client.status()
         if once or not console.is_terminal:
-            console.print(Group(*lines(told, console.width)))
+            for line in lines(told, console.width):
+                console.print(line, soft_wrap=True)
             return
         with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
             try:

@@ -16,14 +16,17 @@ _STATES = {"ready": "green", "loading": "yellow", "draining": "yellow", "failed"
 
 
 def lines(status: Status, width: int, height: int | None = None, notice: str = "") -> list[Text]:
-    """What fits, the most important first. ``notice``: shown ahead of it, as an error."""
+    """The most important first. ``height``: of a window, to which rows are cut; without one nothing is lost, and a long
+    reason is longer than ``width``. ``notice``: shown ahead of it, as an error."""
     rows = list(_rows(status, width))
     if notice:
         rows.insert(1, Text(shown(notice), "red"))
+    if height is None:
+        return rows
     for row in rows:
         row.truncate(width, overflow="ellipsis")
         row.no_wrap = True
-    return rows if height is None else rows[:height]
+    return rows[:height]
 
 
 def _rows(status: Status, width: int) -> Iterator[Text]:
@@ -67,9 +70,10 @@ def _rows(status: Status, width: int) -> Iterator[Text]:
     )
     if speculation.reason:
         yield _row("", speculation.reason)
+    longest = max((len(source.source) for source in speculation.sources), default=0)
     for source in speculation.sources:
         kept = _percent(source.accepted_tokens / source.draft_tokens if source.draft_tokens else None)
-        yield _row(f"  {source.source}", f"{source.draft_tokens} drafted, {kept} kept")
+        yield _row("", f"{source.source:<{longest}}  {source.draft_tokens} drafted, {kept} kept")
     for note in speculation.notes:
         yield _row("", note)
     if speculation.acceptance_by_position:
@@ -80,10 +84,12 @@ def _rows(status: Status, width: int) -> Iterator[Text]:
 
 
 def _allowed(budget: BudgetStatus) -> str:
+    if budget.admit is False:
+        return "nothing: no step runs, no request is admitted"
     k = "any K" if budget.num_draft_tokens is None else f"K <= {budget.num_draft_tokens}"
     pace = "" if not budget.pace_s else f", {1e3 * budget.pace_s:.0f} ms between steps"
     power = "" if budget.power_mw is None else f", {_watts(budget.power_mw)}"
-    return f"{k}{power}{pace}" + ("" if budget.admit else ", nothing is admitted")
+    return f"{k}{power}{pace}"
 
 
 def _ordinal(number: int) -> str:

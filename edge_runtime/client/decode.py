@@ -34,7 +34,7 @@ def health_from(ready: bool, content: bytes) -> Health:
     """Whatever the form of a refusal, its status has said the most of it."""
     try:
         data = msgspec.json.decode(content)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         data = None
     message = str(_field(_field(data, "error"), "message") or "")
     state, colon, reason = message.partition(": ")

@@ -77,7 +77,7 @@ def _streaming(stream: bool) -> dict[str, Any]:
 def data_of(content: bytes) -> Any:
     try:
         return msgspec.json.decode(content)
-    except (msgspec.DecodeError, UnicodeDecodeError) as problem:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
         raise EdgeRuntimeError(f"the daemon's answer is no JSON: {problem}") from None
 
 
@@ -85,7 +85,7 @@ def refusal(response: httpx.Response) -> EdgeRuntimeError:
     """The error of an answer that is none; its content has been read."""
     try:
         data = msgspec.json.decode(response.content)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         data = None
     return _error(data, response.status_code, _seconds(response.headers.get("retry-after")))
 

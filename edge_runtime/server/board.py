@@ -15,6 +15,8 @@ from ..telemetry.source import TelemetrySource
 from .logs import event
 
 _LOG = logging.getLogger(__name__)
+READINGS = ("telemetry", "interval_s", "recording")
+"""Keys of the budget that say where readings come from: what only a restart changes."""
 
 
 def governing_of(budget: BudgetConfig, root: Path = Path("/")) -> tuple[Governing, Monitor | None]:
@@ -28,15 +30,12 @@ def governing_of(budget: BudgetConfig, root: Path = Path("/")) -> tuple[Governin
     return Governing(budget.limits, monitor, _turned), monitor
 
 
-def readings(budget: BudgetConfig) -> tuple[object, ...]:
-    """Where they come from: what only a restart changes."""
-    return budget.telemetry, budget.interval_s, budget.recording
-
-
 def _source(budget: BudgetConfig, root: Path) -> tuple[TelemetrySource | None, str]:
     if budget.telemetry == "replay":
         assert budget.recording is not None  # the configuration was checked
-        return ReplaySource(read_recording(Path(budget.recording))), f"readings of {budget.recording}"
+        recording = read_recording(Path(budget.recording))
+        reason = f"readings of {budget.recording}" + (f"; {recording.note}" if recording.note else "")
+        return ReplaySource(recording.samples), reason
     opened = open_source(budget.telemetry, root)
     return opened.source, opened.reason
 

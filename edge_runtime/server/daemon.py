@@ -11,14 +11,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TypeVar
 
 import uvicorn
 
 from ..bundle import MANIFEST_NAME
-from ..config import Config
+from ..config import Config, ServerConfig
 from ..errors import EdgeError, EngineError
 from ..pressure import NO_PRESSURE, Pressure, next_pressure
 from ..resident import machine_memory, resident
@@ -27,7 +27,7 @@ from ..scheduler.scheduler import Scheduler
 from ..scheduler.snapshot import Snapshot
 from ..telemetry.monitor import Monitor
 from .app import create_app
-from .board import governing_of, readings
+from .board import READINGS, governing_of
 from .connection import uvicorn_config
 from .listeners import Listeners
 from .logs import event, log_to_stderr
@@ -223,11 +223,11 @@ class Daemon:
         settings_of(config.engine)
         scheduler.set_limits(limits_of(config.limits))
         self._governing.limits = config.budget.limits
-        if config.server != old.server:
-            _LOG.warning(event("server section changed: needs a restart"))
-        if readings(config.budget) != readings(old.budget):
-            _LOG.warning(event("budget.telemetry changed: needs a restart"))
-        self._keep(replace(config, bundle=old.bundle, engine=old.engine, server=old.server))
+        if changed := for_a_restart(old, config):
+            _LOG.warning(event(f"{', '.join(changed)} changed: needs a restart"))
+        # What is in force, so that the next reload tells it again.
+        budget = replace(config.budget, **{name: getattr(old.budget, name) for name in READINGS})
+        self._keep(replace(config, bundle=old.bundle, engine=old.engine, server=old.server, budget=budget))
         _LOG.info(event("reloaded limits"))
         said = wanted(config)
         if said != self._said:
@@ -317,6 +317,13 @@ class Daemon:
 
         threading.Thread(target=run, name=name, daemon=True).start()
         return future
+
+
+def for_a_restart(old: Config, new: Config) -> list[str]:
+    """Keys that differ and that only a restart changes."""
+    server = [f"server.{one.name}" for one in fields(ServerConfig)
+              if getattr(old.server, one.name) != getattr(new.server, one.name)]  # fmt: skip
+    return server + [f"budget.{name}" for name in READINGS if getattr(old.budget, name) != getattr(new.budget, name)]
 
 
 def wanted(config: Config) -> tuple[object, ...]:

@@ -39,8 +39,12 @@ class Trace:
     changes: list[tuple[float, State, str]] = field(default_factory=list)
     """(when, state, reason) of each change."""
     over_current_events: int = 0
-    off: bool = False
-    """The hardware switched itself off."""
+    off_s: float | None = None
+    """When the hardware switched itself off."""
+
+    @property
+    def off(self) -> bool:
+        return self.off_s is not None
 
 
 class Loop:
@@ -77,7 +81,7 @@ class Loop:
                 self._rest(min(left_s, _REST_S), True)
         while plant.time_s < scenario.seconds:
             self._rest(1.0, False)
-        self._trace.over_current_events, self._trace.off = plant.events, plant.off
+        self._trace.over_current_events = plant.events
         return self._trace
 
     def _rest(self, seconds: float, waiting: bool) -> None:
@@ -87,6 +91,8 @@ class Loop:
     def _look(self, waiting: bool) -> None:
         plant, pilot = self._plant, self._pilot
         now_s = plant.time_s
+        if plant.off and self._trace.off_s is None:
+            self._trace.off_s = now_s
         if now_s >= self._limits_end_s:
             self._limits = self._limits_at(now_s)
         activity = Activity(self._busy_s, self._rows, self._drafts, self._tokens, self._steps, waiting)

@@ -119,21 +119,21 @@ def study(
 def floors(findings: Sequence[Finding]) -> tuple[Floor, ...]:
     possible = [one for one in findings if one.kind != "impossible"]
     ordinary = [one for one in findings if one.kind == "ordinary"]
-    warm = [one for one in possible if one.governed.over_c is not None]
-    capped = [one for one in possible if one.governed.power_share is not None]
+    warm, capped = _warm(findings), _capped(findings)
     impossible = [one for one in findings if one.kind == "impossible"]
     return (
-        _floor("temperature over its limit", f"<= {OVER_C:g} C", warm, lambda one: one.governed.over_c or 0.0,
-               OVER_C, "{:.2f} C"),
-        _floor("longest time over it", f"<= {OVER_S:g} s", warm, lambda one: one.governed.over_s, OVER_S, "{:.1f} s"),
+        _floor("highest temperature, of its limit", f"<= {OVER_C:g} C above", warm,
+               lambda one: one.governed.over_c or 0.0, OVER_C, against_limit),
+        _floor("longest time above its limit", f"<= {OVER_S:g} s", warm, lambda one: one.governed.over_s, OVER_S,
+               "{:.1f} s".format),
         _floor("mean power over 10 s, of its cap", f"<= {POWER_SHARE - 1:.0%} over", capped,
-               lambda one: one.governed.power_share or 0.0, POWER_SHARE, "{:.3f}"),
+               lambda one: one.governed.power_share or 0.0, POWER_SHARE, "{:.3f}".format),
         _floor("throughput, of the best constant", f">= {OF_THE_BEST:.0%}", ordinary, lambda one: one.of_the_best,
-               OF_THE_BEST, "{:.3f}", least=True),
+               OF_THE_BEST, "{:.3f}".format, least=True),
         _floor(f"throughput, of K={FIXED_K} alone within limits", "> 1", ordinary,
-               lambda one: one.of_the_ungoverned_within, 1.0, "{:.3f}", least=True),
+               lambda one: one.of_the_ungoverned_within, 1.0, "{:.3f}".format, least=True),
         _floor("changes of K in any minute", f"<= {MOST_K_CHANGES}", possible,
-               lambda one: one.governed.most_k_changes, MOST_K_CHANGES, "{:.0f}"),
+               lambda one: one.governed.most_k_changes, MOST_K_CHANGES, "{:.0f}".format),
         Floor("nothing can hold: ends in critical", "all", f"{sum(one.governed.critical_at_end for one in impossible)}",
               len(impossible), tuple(one.seed for one in impossible if not one.governed.critical_at_end)),
         Floor("the hardware never switches off", "all", f"{sum(not one.governed.off for one in possible)}",
@@ -142,18 +142,36 @@ def floors(findings: Sequence[Finding]) -> tuple[Floor, ...]:
 
 
 def _floor(
-    name: str, wanted: str, asked: Sequence[Finding], figure: Callable[[Finding], float], bound: float, form: str,
-    least: bool = False,
+    name: str, wanted: str, asked: Sequence[Finding], figure: Callable[[Finding], float], bound: float,
+    form: Callable[[float], str], least: bool = False,
 ) -> Floor:  # fmt: skip
     figures = [(figure(one), one.seed) for one in asked]
     worst = (min if least else max)(figures, default=None)
     failing = tuple(seed for value, seed in figures if (value < bound if least else value > bound))
-    return Floor(name, wanted, "-" if worst is None else form.format(worst[0]), len(asked), failing)
+    return Floor(name, wanted, "-" if worst is None else form(worst[0]), len(asked), failing)
+
+
+def _warm(findings: Sequence[Finding]) -> list[Finding]:
+    """Those with a limit of temperature that can be kept."""
+    return [one for one in findings if one.kind != "impossible" and one.governed.over_c is not None]
+
+
+def _capped(findings: Sequence[Finding]) -> list[Finding]:
+    return [one for one in findings if one.kind != "impossible" and one.governed.power_share is not None]
+
+
+def against_limit(over_c: float) -> str:
+    """In words: no temperature is over its limit by less than nothing."""
+    return f"{abs(over_c):.2f} C {'above' if over_c > 0.0 else 'below'}"
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
     plants: int
+    warm: int
+    """With a limit of temperature that can be kept,"""
+    capped: int
+    """and with such a cap of power."""
     marginal: int
     impossible: int
     of_the_best: float | None
@@ -173,6 +191,8 @@ def summed_up(findings: Sequence[Finding]) -> Summary:
     throttled = [one for one in ordinary if one.hardware_throttles]
     return Summary(
         len(findings),
+        len(_warm(findings)),
+        len(_capped(findings)),
         sum(one.kind == "marginal" for one in findings),
         sum(one.kind == "impossible" for one in findings),
         _mean([one.of_the_best for one in ordinary]),

@@ -190,7 +190,7 @@ class JtopSource:
 def _read(data: bytes) -> _Line | None:
     try:
         return msgspec.json.decode(data, type=_Line)
-    except (msgspec.DecodeError, ValueError):
+    except (msgspec.DecodeError, ValueError, RecursionError):
         return None
 
 

@@ -22,6 +22,7 @@ from .sysfs import SysfsSource
 SourceName = Literal["auto", "sysfs", "jtop", "none"]
 JTOP_SOCKET = Path("/run/jtop.sock")
 _SYSTEM_PYTHON = Path("/usr/bin/python3")
+_HERE = Path("/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +49,27 @@ def find_jtop(socket: Path = JTOP_SOCKET) -> Jtop:
     return Jtop(tuple(child_command(python)), here or socket.exists())
 
 
-def open_source(wanted: SourceName = "auto", root: Path = Path("/"), jtop: Jtop | None = None) -> Opened:
-    """``root``: where the file system begins. ``jtop``: as ``find_jtop`` finds it, unless told."""
+def is_starting(source: TelemetrySource) -> bool:
+    """Whether a first sample may still come: a process of ours has begun, and nothing has gone wrong yet."""
+    parts = source.parts if isinstance(source, CombinedSource) else (source,)
+    problems = [part.problem for part in parts if isinstance(part, JtopSource)]
+    return any(problem is not None and problem.kind == "starting" for problem in problems)
+
+
+def open_source(wanted: SourceName = "auto", root: Path = _HERE, jtop: Jtop | None = None) -> Opened:
+    """``root``: where the file system begins. ``jtop``: as ``find_jtop`` finds it, unless told; a tree of files has no
+    service, and this machine's says nothing of it."""
     identity = identify(root)
     if wanted == "none":
         return Opened(None, "telemetry is off", identity)
     if wanted == "sysfs":
         return Opened(SysfsSource(root), "sysfs, as configured", identity)
-    jtop = jtop or find_jtop()
+    jtop = jtop or (find_jtop() if root == _HERE or wanted == "jtop" else Jtop((), False))
     if wanted == "jtop":
         return Opened(JtopSource(jtop.command, identity.board), "jtop, as configured", identity)
     if not identity.tegra:
-        return Opened(None, "this machine is no Jetson: nothing is measured", identity)
+        what = "this machine is no Jetson" if root == _HERE else f"{root} holds no Jetson's files"
+        return Opened(None, f"{what}: nothing is measured", identity)
     return _best(root, jtop, identity)
 
 

@@ -5,19 +5,35 @@ Written by ``edge-runtime telemetry --json``, or by ``record`` out of any source
 
 from __future__ import annotations
 
+import os
+import stat
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
-from itertools import pairwise
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
 from ..errors import ConfigError, why
 from ..schema import structure
+from .plausible import impossible
 from .sample import Sample
 from .source import TelemetrySource
+
+_MOST_LINE_BYTES = 1 << 18
+_MOST_BYTES = 1 << 28
+"""Some days of a line a second. All of it is held in memory."""
+_BLANK = b" \t\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    samples: tuple[Sample, ...]
+    """At least one, by time."""
+    note: str = ""
+    """What of the file was left out, in words."""
 
 
 def line_of(sample: Sample) -> str:
@@ -43,26 +59,62 @@ def new_samples(
         wait(interval_s)
 
 
-def read_recording(path: Path) -> tuple[Sample, ...]:
-    """In the order of the file. Raises ``ConfigError``."""
+def read_recording(path: Path) -> Recording:
+    """Raises ``ConfigError``."""
+    where = f"recording {path}"
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as problem:
-        raise ConfigError(f"recording {path}: {why(problem)}") from None
-    samples = [_sample(line, f"recording {path}, line {number}") for number, line in enumerate(lines, 1) if line]
+        with _opened(path) as file:
+            return _read(file, where)
+    except OSError as problem:
+        raise ConfigError(f"{where}: {why(problem)}") from None
+
+
+def _opened(path: Path) -> BinaryIO:
+    # Without waiting for somebody to write into a pipe.
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    kind = os.fstat(file.fileno()).st_mode
+    if stat.S_ISREG(kind):
+        return file
+    file.close()
+    what = "Is a directory" if stat.S_ISDIR(kind) else "it is no regular file; write what it says into one"
+    raise ConfigError(f"recording {path}: {what}")
+
+
+def _read(file: BinaryIO, where: str) -> Recording:
+    samples: list[Sample] = []
+    note, number, size = "", 0, 0
+    while line := file.readline(_MOST_LINE_BYTES + 1):
+        number, size = number + 1, size + len(line)
+        at = f"{where}, line {number}"
+        if len(line) > _MOST_LINE_BYTES:
+            raise ConfigError(f"{at}: longer than {_MOST_LINE_BYTES >> 10} KiB, which no sample is")
+        if size > _MOST_BYTES:
+            raise ConfigError(f"{where}: more than {_MOST_BYTES >> 20} MiB; split it, at the end of a line")
+        if not line.strip(_BLANK):
+            continue
+        try:
+            data = msgspec.json.decode(line)
+        except (msgspec.DecodeError, RecursionError):
+            if line.endswith(b"\n"):
+                words = "is no JSON; take it out, or record anew with edge-runtime telemetry --json"
+                raise ConfigError(f"{at}: it {words}") from None
+            # Whoever wrote it was stopped, or still writes.
+            note = f"line {number} was cut off while it was written, and is left out"
+            break
+        samples.append(_sample(data, at))
+        if len(samples) > 1 and samples[-1].time_s < samples[-2].time_s:
+            words = "its times run backwards; recordings of two boots do not go together"
+            raise ConfigError(f"{at}: {words}")
     if not samples:
-        raise ConfigError(f"recording {path}: there is no sample in it")
-    if any(later.time_s < earlier.time_s for earlier, later in pairwise(samples)):
-        raise ConfigError(f"recording {path}: its times run backwards")
-    return tuple(samples)
+        raise ConfigError(f"{where}: there is no sample in it{f'; {note}' if note else ''}")
+    return Recording(tuple(samples), note)
 
 
-def _sample(line: str, where: str) -> Sample:
-    try:
-        data = msgspec.json.decode(line)
-    except msgspec.DecodeError:
-        raise ConfigError(f"{where}: it is no JSON") from None
-    return structure(Sample, data, ConfigError, where)
+def _sample(data: object, where: str) -> Sample:
+    sample = structure(Sample, data, ConfigError, where)
+    if problem := impossible(sample):
+        raise ConfigError(f"{where}: {problem}")
+    return sample
 
 
 class ReplaySource:

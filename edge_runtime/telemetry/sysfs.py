@@ -15,11 +15,10 @@ from pathlib import Path
 from .attributes import read_int, read_text
 from .identity import Identity, identify
 from .layout import Layout, discover
+from .plausible import COLDEST_C, HOTTEST_C
 from .power import total_power
 from .sample import CoolingDevice, GpuReading, MemoryReading, Rail, Sample, Throttling, Zone
 
-COLDEST_C, HOTTEST_C = -50.0, 150.0
-"""Outside of these a sensor is off or broken: -256 is how some say so."""
 _LOOK_AGAIN_S = 5.0
 """Drivers come up late and files vanish: where something is missing, all are looked for again, this often at most."""
 _BLOCK_BYTES = 4 << 20

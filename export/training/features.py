@@ -98,7 +98,7 @@ def read_part(directory: Path) -> Part:
 def _read_record(path: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as problem:
+    except (OSError, ValueError, RecursionError) as problem:
         raise ConfigError(f"{path}: no features there ({problem})") from None
     return found
 

@@ -14,10 +14,12 @@ from typing import Literal
 
 from ...cost import CostLine
 from ...errors import ConfigError
+from ...files import read_at_most
 from ...schema import plain, structure
 from ..prompts import DomainKind
 
 SCHEMA = 1
+_MOST_BYTES = 1 << 28
 
 Part = Literal["named", "search", "final", "again", "priced"]
 """Named: each drafter with each policy. Search: fixed K, one text each. Final: the default beside the best of the
@@ -169,10 +171,8 @@ def write_report(path: Path, report: Report) -> None:
 def read_report(path: Path) -> Report:
     """Raises ``ConfigError``."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as problem:
-        raise ConfigError(f"{path}: {problem.strerror}") from None
-    except ValueError:
+        data = json.loads(read_at_most(path, _MOST_BYTES, ""))
+    except (ValueError, RecursionError):
         raise ConfigError(f"{path}: not a JSON file") from None
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         raise ConfigError(f"{path}: not a comparison of schema {SCHEMA}")

@@ -1,0 +1,75 @@
+"""Files that a person names: read up to a bound, and found writable before an hour of work is done for them. Knows no
+command and no format.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from .errors import ConfigError, why
+
+
+def read_at_most(path: Path, most_bytes: int, what: str) -> bytes:
+    """Some files have no end (/dev/zero). ``what`` it is, ahead of its name. Raises ``ConfigError``."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(most_bytes + 1)
+    except OSError as problem:
+        raise ConfigError(f"{what}{path}: {why(problem)}") from None
+    if len(data) > most_bytes:
+        raise ConfigError(f"{what}{path}: more than {most_bytes >> 20} MiB")
+    return data
+
+
+def read_text_at_most(path: Path, most_bytes: int, what: str) -> str:
+    """The same as UTF-8, its line ends as those of any text. Raises ``ConfigError``."""
+    try:
+        text = read_at_most(path, most_bytes, what).decode("utf-8")
+    except UnicodeDecodeError as problem:
+        raise ConfigError(f"{what}{path}: {why(problem)}") from None
+    return io.StringIO(text, newline=None).read()
+
+
+def check_writable(path: Path) -> None:
+    """Whether a file can be written there; makes and changes nothing. Raises ``ConfigError``."""
+    try:
+        if not path.exists():
+            # A link may lead to what is not there yet.
+            _check_room(Path(os.path.realpath(path)) if path.is_symlink() else path)
+            return
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise ConfigError(f"{path} cannot be written: it is a directory")
+        if stat.S_ISREG(mode):
+            os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC))
+        elif not os.access(path, os.W_OK):
+            raise ConfigError(f"{path} cannot be written: Permission denied")
+    except OSError as problem:
+        raise ConfigError(f"{path} cannot be written: {why(problem)}") from None
+
+
+def check_directory_writable(path: Path) -> None:
+    """The same of a directory, whether it is there or is to be made."""
+    try:
+        if path.exists() and not path.is_dir():
+            raise ConfigError(f"{path} cannot be written: it is no directory")
+        _check_room(path / "new")
+    except OSError as problem:
+        raise ConfigError(f"{path} cannot be written: {why(problem)}") from None
+
+
+def _check_room(path: Path) -> None:
+    """The nearest directory above that is there takes a file: tried, for rights alone do not tell a file system that is
+    read only, nor what root may do."""
+    longest = os.pathconf("/", "PC_NAME_MAX")
+    if any(len(os.fsencode(part)) > longest for part in path.parts):
+        raise ConfigError(f"{path} cannot be written: File name too long")
+    parent = path.absolute().parent
+    while not os.path.lexists(parent):
+        parent = parent.parent
+    with tempfile.TemporaryFile(dir=parent):
+        pass

@@ -1,0 +1,113 @@
+"""What options of both command lines take: numbers that are some, paths that are none by accident, files that can be
+written. Knows no command.
+
+click's own floats let NaN through any range, and infinity where a bound is missing; its paths take an empty word for
+the current directory. So no command has those: a test looks at all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from .errors import ConfigError
+from .files import check_directory_writable, check_writable
+
+
+class Finite(click.FloatRange):
+    """A float that is a number, within bounds that may be left out."""
+
+    def __init__(
+        self, low: float | None = None, high: float | None = None, unit: str = "", *, above: bool = False
+    ) -> None:
+        """``unit``: in words, for who gives another. ``above``: ``low`` itself is too little."""
+        super().__init__(low, high, min_open=above)
+        self._unit = f" {unit}" if unit else ""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = click.FLOAT.convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        too_little = self.min is not None and (number <= self.min if self.min_open else number < self.min)
+        if too_little or (self.max is not None and number > self.max):
+            self.fail(f"{value} is not {self._wanted()}{self._unit}.", param, ctx)
+        return number
+
+    def _wanted(self) -> str:
+        if self.min is None:
+            return f"at most {self.max:g}"
+        low = f"{'above' if self.min_open else 'at least'} {self.min:g}"
+        if self.max is None:
+            return low
+        return f"{low} and at most {self.max:g}" if self.min_open else f"from {self.min:g} to {self.max:g}"
+
+
+if TYPE_CHECKING:
+    _Path = click.Path[Path]
+else:  # not generic in every release
+    _Path = click.Path
+
+
+class Place(_Path):
+    """A path; an empty word is none, which pathlib would take for the current directory."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(path_type=Path, **given)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        _refuse_nothing(self, str(value), param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class Written(Place):
+    """A file that is written at the end: whether it can be is told before the work, and not behind it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = super().convert(value, param, ctx)
+        try:
+            check_writable(path)
+        except ConfigError as problem:
+            self.fail(str(problem), param, ctx)
+        return path
+
+
+class WrittenDirectory(Place):
+    """The same of a directory, which may be there."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = super().convert(value, param, ctx)
+        try:
+            check_directory_writable(path)
+        except ConfigError as problem:
+            self.fail(str(problem), param, ctx)
+        return path
+
+
+class Word(click.types.StringParamType):
+    """Text that names something: not empty."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        _refuse_nothing(self, str(value), param, ctx)
+        return super().convert(value, param, ctx)
+
+
+def refuse_useless(ctx: click.Context, why: str, names: Iterable[str]) -> None:
+    """What was said on the command line and has no effect there. ``names``: of parameters. Raises ``UsageError``."""
+    vain = set(names)
+    for param in ctx.command.params:
+        if param.name in vain and ctx.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{why}: not with {param.opts[0]}", ctx)
+
+
+def _refuse_nothing(
+    kind: click.ParamType[Any], value: str, param: click.Parameter | None, ctx: click.Context | None
+) -> None:
+    if not value:
+        kind.fail("it is empty.", param, ctx)
+    if "\0" in value:
+        kind.fail("it holds a null character.", param, ctx)

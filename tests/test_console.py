@@ -1,0 +1,88 @@
+"""What both command lines have in common: streams that cannot hold a character, packages that are not there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+from scripted_server import scripted_server
+from test_cli_top import FULL, telling
+
+from edge_runtime.cli import main
+from edge_runtime.console import OneLineErrors
+
+ROOT = Path(__file__).resolve().parent.parent
+PICTURES = "▁▂▃▄▅▆▇█ ▏▎▍▌▋▊▉ 61.5 °C … ± × é 字 \udcff"
+
+
+@click.group(cls=OneLineErrors)
+def _program() -> None:
+    pass
+
+
+@_program.command("echo")
+def _echo() -> None:
+    click.echo(PICTURES)
+
+
+@_program.command("rich")
+def _rich() -> None:
+    Console(width=200).print(PICTURES)
+
+
+@_program.command("write")
+def _write() -> None:
+    sys.stdout.write(PICTURES)
+
+
+@_program.command("lacking")
+@click.argument("name")
+def _lacking(name: str) -> None:
+    raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+@pytest.mark.parametrize("charset", ["ascii", "latin-1", "utf-8"])
+@pytest.mark.parametrize("way", ["echo", "rich", "write"])
+def test_no_locale_is_too_poor_for_what_is_written(way: str, charset: str) -> None:
+    done = CliRunner(charset=charset).invoke(_program, [way])
+    assert (done.exit_code, done.stderr) == (0, "")
+    if charset == "ascii" and way != "echo":  # click takes an ASCII terminal for one that was set up wrongly
+        assert done.stdout.rstrip() == "._-=+*## ---=### 61.5 C ~ ~ x ? ? ?"
+    assert "61.5" in done.stdout and done.stdout.rstrip()[-1] == "?"
+
+
+def test_commands_in_a_poor_locale(tmp_path: Path) -> None:
+    runner = CliRunner(charset="ascii")
+    for arguments in (["simulate", "--minutes", "0.5"], ["simulate", "--plants", "1", "--minutes", "0.5"]):
+        done = runner.invoke(main, arguments)
+        assert (done.exit_code, done.stderr) == (0, "") and "SIMULATION" in done.stdout
+    for arguments in (["status"], ["top", "--once"]):
+        with scripted_server(tmp_path / "s", [telling(replace(FULL, reason="naïve"))]):
+            done = runner.invoke(main, [*arguments, "--socket", str(tmp_path / "s")])
+        assert (done.exit_code, done.stderr) == (0, "")
+        assert "61.5 C" in done.stdout and "#####" in done.stdout and "na?ve" in done.stdout
+
+
+def test_the_program_itself_in_a_poor_locale() -> None:
+    command = [sys.executable, "-m", "edge_runtime", "simulate", "--minutes", "0.5"]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.isascii() and b"die, C" in done.stdout
+
+
+@pytest.mark.parametrize(("name", "extra"), [("matplotlib.figure", "plot"), ("onnx", "export"), ("torch", "reference")])
+def test_a_package_that_is_not_there_is_told_with_what_brings_it(name: str, extra: str) -> None:
+    """Nothing of this is in a package index: it is installed from its sources."""
+    done = CliRunner().invoke(_program, ["lacking", name])
+    where = f"in the directory of edge-runtime's sources: pip install '.[{extra}]'"
+    told = f"error: {name} is not installed; it comes with the extra {extra!r}, {where}\n"
+    assert (done.exit_code, done.stderr) == (2, told)

@@ -1,0 +1,165 @@
+"""What options of both command lines take, of all commands: no number that is none, no empty path, no file that turns
+out to be unwritable behind an hour of work.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+from click.types import FloatParamType
+
+from edge_runtime.cli import main as runtime
+from edge_runtime.errors import ConfigError
+from edge_runtime.files import check_directory_writable, check_writable, read_at_most
+from edge_runtime.parameters import Finite, Place, Word, Written, WrittenDirectory, refuse_useless
+from export.__main__ import main as export
+
+NO_NUMBERS = ("nan", "NaN", "-nan", "inf", "-inf", "Infinity", "1e400", "-1e999", "")
+
+
+def commands() -> Iterator[tuple[str, click.Command]]:
+    for program, group in (("edge-runtime", runtime), ("edge-export", export)):
+        context = click.Context(group)
+        for name in group.list_commands(context):
+            command = group.get_command(context, name)
+            assert command is not None
+            assert not isinstance(command, click.Group), "look into it here too"
+            yield f"{program} {name}", command
+
+
+PARAMETERS = [(f"{name} {param.opts[0]}", param) for name, command in commands() for param in command.params]
+
+
+def typed(kind: type[click.ParamType]) -> list[click.Parameter]:
+    return [pytest.param(param, id=name) for name, param in PARAMETERS if isinstance(param.type, kind)]  # type: ignore[misc]
+
+
+def refused(param: click.Parameter, value: str) -> str:
+    with pytest.raises(click.BadParameter) as caught:
+        param.type.convert(value, param, None)
+    message = caught.value.format_message()
+    assert "\n" not in message and param.opts[0].strip("-") in message.lower()
+    return message
+
+
+def test_there_are_commands_to_look_at() -> None:
+    assert len(list(commands())) > 20 and len(typed(Finite)) > 12 and len(typed(Written)) > 6
+
+
+@pytest.mark.parametrize("param", typed(FloatParamType))
+def test_no_option_takes_a_number_that_is_none(param: click.Parameter) -> None:
+    assert isinstance(param.type, Finite), "use edge_runtime.parameters.Finite: click's own floats let NaN through"
+    for value in NO_NUMBERS:
+        refused(param, value)
+
+
+@pytest.mark.parametrize("param", typed(click.Path))
+def test_no_option_takes_an_empty_word_for_a_place(param: click.Parameter) -> None:
+    assert isinstance(param.type, Place), "use edge_runtime.parameters.Place: an empty path is the current directory"
+    assert "is empty" in refused(param, "")
+    assert "null character" in refused(param, "a\0b")
+
+
+def test_no_option_opens_a_file_by_itself() -> None:
+    assert not typed(click.File), "use edge_runtime.parameters.Place or Written"
+
+
+@pytest.mark.parametrize("param", [*typed(Written), *typed(WrittenDirectory)])
+def test_what_cannot_be_written_is_told_before_the_work(param: click.Parameter, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    assert "cannot be written" in refused(param, str(tmp_path / "file" / "below"))
+    assert "cannot be written" in refused(param, str(tmp_path / ("x" * 300)))
+    other = tmp_path if isinstance(param.type, Written) else tmp_path / "file"
+    assert "cannot be written" in refused(param, str(other))
+    assert os.listdir(tmp_path) == ["file"] and (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["json_path", "plot_path"])
+def test_every_file_of_figures_is_one_of_those(name: str) -> None:
+    found = [param for _, param in PARAMETERS if param.name == name]
+    assert found and all(isinstance(param.type, Written) for param in found)
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "words"),
+    [
+        (Finite(0.0, 1.0), "1.5", "1.5 is not from 0 to 1."),
+        (Finite(0.0, 1.0), "-0.5", "-0.5 is not from 0 to 1."),
+        (Finite(1.0, 200.0, "watts"), "60000", "60000 is not from 1 to 200 watts."),
+        (Finite(0.0, above=True), "0", "0 is not above 0."),
+        (Finite(0.0, 1.0, above=True), "0", "0 is not above 0 and at most 1."),
+        (Finite(low=2.0), "1", "1 is not at least 2."),
+        (Finite(high=2.0), "3", "3 is not at most 2."),
+        (Finite(), "nan", "'nan' is not a finite number."),
+        (Finite(), "warm", "'warm' is not a valid float."),
+        (Word(), "", "it is empty."),
+    ],
+)
+def test_words_of_a_refusal(kind: click.ParamType, given: str, words: str) -> None:
+    with pytest.raises(click.BadParameter) as caught:
+        kind.convert(given, None, None)
+    assert words in caught.value.format_message()
+
+
+def test_what_is_a_number_or_a_place_is_taken(tmp_path: Path) -> None:
+    assert [Finite(0.0, 1.0).convert(value, None, None) for value in ("0", "1", "1e-3", 0.5)] == [0.0, 1.0, 0.001, 0.5]
+    assert Place().convert("a/b", None, None) == Path("a/b")
+    assert Word().convert("x", None, None) == "x"
+
+
+# Files
+
+
+def test_a_file_that_can_be_written_is_not_touched(tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    there.write_text("mine")
+    os.utime(there, (1.0, 1.0))
+    for path in (there, tmp_path / "new", tmp_path / "not" / "yet" / "new", Path("/dev/null"), Path("/dev/stdout")):
+        check_writable(path)
+    for path in (tmp_path, tmp_path / "new", tmp_path / "not" / "yet"):
+        check_directory_writable(path)
+    assert os.listdir(tmp_path) == ["there"] and there.stat().st_mtime == 1.0 and there.read_text() == "mine"
+    (tmp_path / "link").symlink_to(tmp_path / "not" / "yet")
+    check_writable(tmp_path / "link")
+    (tmp_path / "wrong").symlink_to("/proc/nowhere.json")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        check_writable(tmp_path / "wrong")
+
+
+@pytest.mark.parametrize("path", ["/proc/edge-runtime.json", "/proc/version/x", "/proc/nowhere/deep/x.json"])
+def test_where_even_root_cannot_write(path: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be written"):
+        check_writable(Path(path))
+    with pytest.raises(ConfigError, match="cannot be written"):
+        check_directory_writable(Path(path))
+
+
+def test_a_file_without_an_end_is_not_read_to_it() -> None:
+    with pytest.raises(ConfigError, match="/dev/zero: more than 1 MiB"):
+        read_at_most(Path("/dev/zero"), 1 << 20, "")
+
+
+# What has no effect
+
+
+@click.command()
+@click.option("--much", type=Finite(), default=1.0)
+@click.option("--many/--few", default=True)
+@click.option("--other", "another", is_flag=True)
+@click.pass_context
+def _command(said: click.Context, /, **given: object) -> None:
+    refuse_useless(said, "today", ("much", "many"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [([], ""), (["--other"], ""), (["--much", "1"], "today: not with --much"), (["--few"], "today: not with --many")],
+)
+def test_what_was_said_in_vain_is_refused(arguments: list[str], words: str) -> None:
+    done = CliRunner().invoke(_command, arguments)
+    assert done.exit_code == (2 if words else 0) and words in done.output
