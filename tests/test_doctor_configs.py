@@ -222,7 +222,7 @@ def test_a_group_that_is_not_there(tree: BoardTree) -> None:
 
 
 def test_the_daemon_names_the_fix_of_a_missing_group_too(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"sudo groupadd --system no-such-group, or name another in server.group"):
+    with pytest.raises(ConfigError, match=r"sudo groupadd --system no-such-group, or name another in server\.group"):
         UnixListener(tmp_path / "s.sock", 0o660, "no-such-group")
 
 

@@ -101,8 +101,8 @@ def _readings(machine: Machine, budget: BudgetConfig, recorded: Sequence[Sample]
 
 def _blind(name: str, limit: str, what: str, budget: BudgetConfig) -> Check:
     text = (
-        f"{limit}, and nothing here tells {what}: the daemon goes on blindly, with K <= {budget.blind_draft_tokens} "
-        f"and in {budget.blind_duty:.0%} of the time"
+        f"{limit}, and nothing here tells {what}: the daemon goes on blindly, K <= {budget.blind_draft_tokens}, "
+        f"{budget.blind_duty:.0%} of the time"
     )
     key = limit.split()[0]
     return Check(name, "problem", text, f"make it readable (edge-runtime telemetry), or take out {key}")
