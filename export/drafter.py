@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_runtime.errors import ConfigError
 from edge_runtime.files import read_text_at_most
 
 from .tokenizer import TokenizerModel

@@ -221,7 +221,8 @@ def test_a_live_run_gets_all_that_was_said(monkeypatch: pytest.MonkeyPatch) -> N
         raise EngineError("that was enough")
 
     monkeypatch.setattr(simulate_live, "run_live", run_live)
-    done = _simulate("--bundle", ".", "--seed", "7", "--minutes", "1", "--power-limit", "11", "--temperature-limit", "72")
+    limits = ("--power-limit", "11", "--temperature-limit", "72")
+    done = _simulate("--bundle", ".", "--seed", "7", "--minutes", "1", *limits)
     assert (done.exit_code, done.stderr) == (1, "error: that was enough\n")
     assert {name: given[name] for name in ("seed", "seconds", "cap_mw", "limit_c")} == {
         "seed": 7, "seconds": 60.0, "cap_mw": 11_000, "limit_c": 72.0
@@ -235,5 +236,6 @@ def test_a_live_board_that_switched_itself_off_is_told_at_the_top(monkeypatch: p
     done = _simulate("--bundle", ".", "--strict")
     assert done.exit_code == 1
     told = " ".join(done.stdout.split())
-    assert told.index("SWITCHED ITSELF OFF") < told.index("critical") and "switched itself off stays on NOT HELD" in told
+    assert told.index("SWITCHED ITSELF OFF") < told.index("critical")
+    assert "switched itself off stays on NOT HELD" in told
     assert "106.00 C, 34.00 C above 72 C" in told
