@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_bundle as tiny
 from click.testing import CliRunner, Result
 
 from edge_runtime.bench.live import LiveRun, Moment
@@ -222,7 +223,7 @@ def test_a_live_run_gets_all_that_was_said(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(simulate_live, "run_live", run_live)
     limits = ("--power-limit", "11", "--temperature-limit", "72")
-    done = _simulate("--bundle", ".", "--seed", "7", "--minutes", "1", *limits)
+    done = _simulate("--bundle", str(tiny.bundle()), "--seed", "7", "--minutes", "1", *limits)
     assert (done.exit_code, done.stderr) == (1, "error: that was enough\n")
     assert {name: given[name] for name in ("seed", "seconds", "cap_mw", "limit_c")} == {
         "seed": 7, "seconds": 60.0, "cap_mw": 11_000, "limit_c": 72.0
@@ -233,7 +234,7 @@ def test_a_live_board_that_switched_itself_off_is_told_at_the_top(monkeypatch: p
     moment = Moment(1.0, 106.0, 5.0, 306.0, 0.5, "critical", 3, 0)
     run = LiveRun(72.0, 11.0, (moment,), ((0.5, "critical", "too hot"),), None, "jtop", switched_off=True)
     monkeypatch.setattr(simulate_live, "run_live", lambda *_, **__: run)
-    done = _simulate("--bundle", ".", "--strict")
+    done = _simulate("--bundle", str(tiny.bundle()), "--strict")
     assert done.exit_code == 1
     told = " ".join(done.stdout.split())
     assert told.index("SWITCHED ITSELF OFF") < told.index("critical")

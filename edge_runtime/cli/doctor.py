@@ -105,11 +105,12 @@ def _recording(config: Config | None) -> tuple[tuple[Sample, ...], tuple[Check, 
     if config is None or config.budget.recording is None:
         return (), ()
     try:
-        samples = read_recording(Path(config.budget.recording))
+        recording = read_recording(Path(config.budget.recording))
     except ConfigError as problem:
         fix = "edge-runtime telemetry --follow --json > FILE writes one; budget.recording: FILE"
         return (), (Check("recording", "problem", str(problem), fix),)
-    return samples, (Check("recording", "ok", f"{len(samples)} samples"),)
+    told = f"{len(recording.samples)} samples" + (f"; {recording.note}" if recording.note else "")
+    return recording.samples, (Check("recording", "ok", told),)
 
 
 def _show(checks: tuple[Check, ...], problems: int) -> None:
