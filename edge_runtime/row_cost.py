@@ -22,6 +22,10 @@ _STRAYS = 5
 """Outliers in a row that are a new speed, not noise."""
 _PRIMED = 10
 """Samples that one of a warm-up pass counts as."""
+_YOUNG = 20
+"""Comparisons up to which a shape is hardly more than its warm-up, which may have been disturbed."""
+_STEADY = 4
+"""Recent samples of others that tell what the machine's speed is."""
 _LEAST_GAIN = 0.05
 """Of a shape, by one comparison: it learns over some twenty of them."""
 _MOST_SEEN = 100
@@ -84,9 +88,18 @@ def observe_cost(state: CostEstimate, rows: int, seconds: float) -> CostEstimate
         if len(strays) < _STRAYS:
             return replace(state, strays=strays)
         return _at_speed(state, strays)
+    elif _too_dear(state, rows, known, sample):
+        state = _with(state, rows, RowCost(0.5 * (known.shape + sample - state.speed), known.seen))
     elif state.recent and state.recent[-1][0] != rows:
         state = _compared(state, rows, sample)
     return _at_speed(state, (*state.recent, (rows, sample))[-_WINDOW:])
+
+
+def _too_dear(state: CostEstimate, rows: int, known: RowCost, sample: float) -> bool:
+    """Whether it was far quicker than a young shape says, while others were as quick as theirs: noise only
+    ever adds."""
+    others = [seen for seen, _ in state.recent if seen != rows]
+    return known.seen <= _YOUNG and len(others) >= _STEADY and sample < known.shape + state.speed - _FURTHEST
 
 
 def _at_speed(state: CostEstimate, recent: tuple[tuple[int, float], ...]) -> CostEstimate:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
 
@@ -70,17 +69,18 @@ def measure_drafter(target: Engine, drafter: Drafter, clock: Clock = time.perf_c
             seconds.append(clock() - started)
             drafter.observe(0, 0)
         if made:
-            by_count_s[made] = statistics.median(seconds[1:])
+            by_count_s[made] = min(seconds[1:])
     drafter.reset(0)
-    return DraftCosts(by_count_s, statistics.median(fed_s[1:]) if len(fed_s) > 1 else 0.0)
+    return DraftCosts(by_count_s, min(fed_s[1:], default=0.0))
 
 
 def _measure(
     engine: Engine, rows: Sequence[int], clock: Clock, body_only: Sequence[int] = ()
 ) -> tuple[dict[int, float], dict[int, float]]:
-    """Medians in seconds by rows, of body and head; the first run of a size sets things up and does not count.
+    """The least seconds by rows, of body and head; the first run of a size sets things up and does not count.
 
-    Sizes take turns: what else the machine does meets all of them, and a choice of K hangs on their ratios.
+    Sizes take turns: what else the machine does meets all of them, and a choice of K hangs on their ratios. It only
+    ever adds, so the least of a few is nearer to the truth than their median.
     """
     sizes = [count for count in (*rows, *body_only) if count <= min(engine.info.max_rows, engine.info.capacity)]
     bodies: dict[int, list[float]] = {count: [] for count in sizes}
@@ -94,8 +94,8 @@ def _measure(
             if count in heads:
                 engine.head(HeadRequest(0, count))
                 heads[count].append(clock() - between)
-    return _medians(bodies), _medians(heads)
+    return _least(bodies), _least(heads)
 
 
-def _medians(seconds: dict[int, list[float]]) -> dict[int, float]:
-    return {count: statistics.median(runs[1:]) for count, runs in seconds.items()}
+def _least(seconds: dict[int, list[float]]) -> dict[int, float]:
+    return {count: min(runs[1:]) for count, runs in seconds.items()}

@@ -280,6 +280,42 @@ def test_a_copy_that_begins_late_in_a_text_is_found_without_probes() -> None:
     assert len(early) < 3 and session.totals.accepted > 120
 
 
+@pytest.mark.parametrize("factor", [2.0, 2.8])
+@pytest.mark.parametrize("offered", [True, False], ids=["offers", "models"])
+def test_costs_that_were_measured_in_a_bad_moment_park_nobody_for_good(factor: float, offered: bool) -> None:
+    """A warm-up that was disturbed while several rows ran: what nobody drafts by, nobody measures again."""
+    clock = ManualClock()
+    target = FakeEngine(MODEL, capacity=1024, clock=clock, cost=FLAT)
+    first, *others = FLAT.body_s
+    wrong = replace(FLAT, body_s=(first, *(factor * one for one in others)))
+    text = [*PROMPT, *plain(tokens=200)]
+    free = [ScriptedDraft(text, max_k=31)] if offered else []
+    models = [] if offered else [Named("good", draft_engine(1.0, clock), target.info)]
+    decoder = choosing(target, wrong, free=free, models=models, drafts={"good": (0.001, 0.0001)}, clock=clock)
+    speeds = []
+    for _ in range(30):
+        session = Session(target.info, PROMPT, GREEDY, max_tokens=64)
+        decode(decoder, session)
+        speeds.append(step_seconds(0, FLAT) * session.totals.committed / seconds(session.totals))
+    assert speeds[-1] > 1.5 and min(speeds) > 0.95
+
+
+@pytest.mark.parametrize("offered", [True, False], ids=["offers", "models"])
+def test_looking_at_costs_again_costs_next_to_nothing_where_they_are_as_dear(offered: bool) -> None:
+    clock = ManualClock()
+    dear = replace(FLAT, body_s=tuple(0.010 * rows for rows in range(1, 7)))
+    target = FakeEngine(MODEL, capacity=1024, clock=clock, cost=dear)
+    free = [ScriptedDraft([7] * 200, range(200), max_k=31)] if offered else []
+    models = [] if offered else [Named("bad", draft_engine(-1.0, clock), target.info)]
+    decoder = choosing(target, dear, free=free, models=models, drafts={"bad": (0.001, 0.0001)}, clock=clock)
+    speeds = []
+    for _ in range(40):
+        session = Session(target.info, PROMPT, GREEDY, max_tokens=64)
+        decode(decoder, session)
+        speeds.append(step_seconds(0, dear) * session.totals.committed / seconds(session.totals))
+    assert min(speeds) > 0.97 and sum(speeds[20:]) / 20 > 0.995
+
+
 def test_a_prediction_is_one_more_source() -> None:
     clock = ManualClock()
     target = FakeEngine(MODEL, capacity=1024, max_rows=64, clock=clock, cost=FLAT)

@@ -54,6 +54,8 @@ _SILENCE = 16
 """Steps for which a drafter that had nothing to say is left alone."""
 _TRIALS = 2
 """Steps of each row count that are measured where no warm-up did; the first of them may set things up."""
+_LOOK_SHARE, _LEAST_LOOK_SHARE = 0.01, 0.001
+"""Of plain steps, for measuring again what costs are thought to be: at first, and where that was confirmed."""
 _SLOW = 0.1
 """Weight of a new sample of what changes slowly."""
 
@@ -116,6 +118,8 @@ class Chooser:
         self._going: dict[str, tuple[float, ...]] = {}
         """By key: see ``cost.price``."""
         self._typical = _TYPICAL
+        self._looks_s, self._look_share = 0.0, _LOOK_SHARE
+        """Seconds that looking at costs again may take, and the share of plain steps that adds to them."""
         # The longest first: what its step costs bounds the rest.
         self._trials = [] if costs.known else [k_max, 1] * _TRIALS
 
@@ -158,6 +162,9 @@ class Chooser:
             # What is not drafted is watched: whether the text goes along shows at no cost.
             if one.key != decision.key and one.key not in memory.shadows:
                 memory.shadows[one.key] = Shadow(offer.tokens[: one.most].tolist())
+        if not decision.k and (again := self._look_again(candidates, table, memory)) is not None:
+            reason = f"probe: {again.source} K=1, what a step costs is measured again"
+            decision = replace(decision, key=again.key, source=again.source, k=1, head_mode="batched", reason=reason)
         if not decision.k:
             return LengthPlan(0, "batched", decision.reason)
         memory.offered += decision.source not in self._names
@@ -192,6 +199,19 @@ class Chooser:
             won_s = len(result.tokens) * plain_s - step_s
             memory.choice = richer(memory.choice, won_s, plain_s, self._policy)
         memory.granted = 0 if result.caught_up else memory.granted
+
+    def _look_again(self, candidates: Sequence[Candidate], table: CostTable, memory: TextMemory) -> Candidate | None:
+        """Who drafts one token although nobody pays: costs that were measured in a bad moment would stay for good, for
+        what nobody drafts by, nobody measures. Paid for by a share of all plain steps, and less each time."""
+        self._looks_s += self._look_share * table.plain_s
+        if not candidates or memory.ledger.balance_s < 0.0:
+            return None
+        one = min(candidates, key=lambda one: step_seconds(1, one.table) + one.upfront_s)
+        takes_s = step_seconds(1, one.table) + one.upfront_s
+        if one.upfront_s > table.plain_s or self._looks_s < takes_s - table.plain_s:
+            return None
+        self._looks_s, self._look_share = 0.0, max(0.5 * self._look_share, _LEAST_LOOK_SHARE)
+        return one
 
     # Candidates
 
