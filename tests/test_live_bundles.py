@@ -456,7 +456,7 @@ def test_a_drafter_that_does_not_fit_is_refused_by_name(name: str, tmp_path: Pat
         (SELF, {"shares": [0, 1, 2, 6]}, "shares layers that the target lacks"),
         (SELF, {"kv_dtype": "float16"}, "shares layers that the target lacks"),
         (SELF, {"layers": [{"kv_heads": 1, "head_dim": 32, "window": 8}] * 4}, "layer 0 of the target is not"),
-        (HEADS, {"fan_out": 0}, "a size of a model"),
+        (HEADS, {"fan_out": 0}, "fan_out must be from 1"),
     ],
 )
 def test_a_manifest_whose_drafter_would_read_foreign_memory_is_refused(
