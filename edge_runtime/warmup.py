@@ -40,20 +40,13 @@ def measure_costs(
 def measure_drafter(target: Engine, drafter: Drafter, clock: Clock = time.perf_counter) -> DraftCosts:
     """Let it draft behind a made-up text, as it would behind a real one. Slot 0 is written to, likewise."""
     info = target.info
-    count = min(_TEXT, info.max_rows, info.capacity - _LONGER - 2)
-    if count < 2 or drafter.max_k < 1:
+    most = min(info.max_rows, info.capacity - _LONGER - 2)
+    if most < 2 or drafter.max_k < 1:
         return DraftCosts({})
-    tokens = np.arange(3, count + 4, dtype=np.int64) % info.vocab_size
-    target.forward(StepInput(0, tokens[:count], 0, None))
-    context = DraftContext(
-        tokens=tokens,
-        slot=0,
-        params=SamplingParams(temperature=0.0),
-        seed=None,
-        uniform=lambda: 0.5,
-        hidden=target.hidden_rows(0)[:count] if info.keeps_hidden else None,
-        kv_len=count,
-    )
+    # The largest piece of a prompt that it may be fed, for the memory that it takes.
+    drafter.warm(_text(target, most))
+    drafter.reset(0)
+    context = _text(target, min(_TEXT, most))
     fed_s, by_count_s = [], {}
     for _ in range(1 + _REPEATS):
         drafter.reset(0)
@@ -72,6 +65,22 @@ def measure_drafter(target: Engine, drafter: Drafter, clock: Clock = time.perf_c
             by_count_s[made] = min(seconds[1:])
     drafter.reset(0)
     return DraftCosts(by_count_s, min(fed_s[1:], default=0.0))
+
+
+def _text(target: Engine, count: int) -> DraftContext:
+    """Made up, of ``count`` tokens that the target has read and one more."""
+    info = target.info
+    tokens = np.arange(3, count + 4, dtype=np.int64) % info.vocab_size
+    target.forward(StepInput(0, tokens[:count], 0, None))
+    return DraftContext(
+        tokens=tokens,
+        slot=0,
+        params=SamplingParams(temperature=0.0),
+        seed=None,
+        uniform=lambda: 0.5,
+        hidden=target.hidden_rows(0)[:count] if info.keeps_hidden else None,
+        kv_len=count,
+    )
 
 
 def _measure(

@@ -7,8 +7,8 @@ import os
 # Before anything imports numpy, torch or tokenizers: each reads these once.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ.setdefault("OMP_NUM_THREADS", "2")
 # Two workers share the cores; threads that spin while they wait for each other cost tenfold where others work as well.
-os.environ.setdefault("OMP_NUM_THREADS", "1" if "PYTEST_XDIST_WORKER" in os.environ else "2")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import functools
@@ -37,9 +37,9 @@ _REAL = ("real_export", "exact_bundle", "fp32_bundle", "reference")
 
 
 @functools.cache
-def _needs_the_real_model(path: Path) -> bool:
+def _needs_the_real_model(path: Path, names: tuple[str, ...] = _REAL) -> bool:
     source = path.read_text(encoding="utf-8")
-    return any(f"{name}:" in source or f'"{name}"' in source for name in _REAL)
+    return any(f"{name}:" in source or f'"{name}"' in source for name in names)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -50,13 +50,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Workers take a file at a time, and all that needs the real model counts as one: it is exported once."""
+    """Workers take a file at a time; all that needs the real model counts as two, one for each of two workers: exports
+    are few, and none has more to do than the other."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            path = nodeid.split("::")[0]
-            return "real" if _needs_the_real_model(config.rootpath / path) else path
+            name = nodeid.split("::")[0]
+            path = config.rootpath / name
+            if not _needs_the_real_model(path):
+                return name
+            return "real, in fp32" if _needs_the_real_model(path, ("fp32_bundle",)) else "real"
 
     return ByFile(config, log)
 
