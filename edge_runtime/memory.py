@@ -135,7 +135,6 @@ class Room:
     def allowed(self) -> int:
         return min(self.budgeted, max(0, self.available - self.reserve))
 
-
     @property
     def most(self) -> int:
         """What could be available if nothing else ran."""

@@ -15,7 +15,7 @@ from .errors import BundleError
 if TYPE_CHECKING:  # the bundle reads its manifest with the help of this module
     from .bundle import Manifest, Model
 
-_MANIFEST, _TARGET = "bundle.json", "target"
+_TARGET = "target"
 _LARGEST_SIZE = 1 << 24
 """Of a dimension."""
 _MOST_BYTES = 1 << 44
@@ -30,7 +30,7 @@ _Range = tuple[str, int, int, int]
 def refuse_unsound(path: Path, manifest: Manifest) -> None:
     """``path``: of the manifest, for the message. Raises ``BundleError`` with the first thing that is wrong."""
     for entry in manifest.files:
-        if Path(entry.name).name != entry.name or entry.name in ("", "..", _MANIFEST):
+        if Path(entry.name).name != entry.name or entry.name in ("", "..", path.name):
             raise BundleError(f"{path}: file name {entry.name!r} leaves the bundle")
     _refuse_beyond(path, _of_manifest(manifest))
     for role, model in manifest.models.items():

@@ -24,6 +24,17 @@ _FLOAT = 4
 _BLOCK = 32
 
 
+PAIRS = {
+    "orin-nano-4": ("gemma-3-270m", None),
+    "orin-nano-8": ("gemma-3-4b", "gemma-3-270m"),
+    "orin-nx-8": ("gemma-3-4b", "gemma-3-270m"),
+    "orin-nx-16": ("gemma-2-9b", "gemma-2-2b"),
+    "agx-orin-32": ("gemma-3-12b", "gemma-3-1b"),
+    "agx-orin-64": ("gemma-3-27b", "gemma-3-1b"),
+}
+"""By board: the target and the draft that its configuration is made for."""
+
+
 def shaped(target: str, draft: str | None = None) -> Manifest:
     """In ``int4``, symmetric and half: as a board runs it."""
     models = {TARGET: _model(TARGET, target)}

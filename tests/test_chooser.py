@@ -280,6 +280,16 @@ def test_a_copy_that_begins_late_in_a_text_is_found_without_probes() -> None:
     assert len(early) < 3 and session.totals.accepted > 120
 
 
+def _gains(decoder: Decoder, table: CostTable, texts: int) -> list[float]:
+    """Of texts of 64 tokens one after the other, over plain decoding."""
+    found = []
+    for _ in range(texts):
+        session = Session(decoder.target.info, PROMPT, GREEDY, max_tokens=64)
+        decode(decoder, session)
+        found.append(step_seconds(0, table) * session.totals.committed / seconds(session.totals))
+    return found
+
+
 @pytest.mark.parametrize("factor", [2.0, 2.8])
 @pytest.mark.parametrize("offered", [True, False], ids=["offers", "models"])
 def test_costs_that_were_measured_in_a_bad_moment_park_nobody_for_good(factor: float, offered: bool) -> None:
@@ -292,11 +302,7 @@ def test_costs_that_were_measured_in_a_bad_moment_park_nobody_for_good(factor: f
     free = [ScriptedDraft(text, max_k=31)] if offered else []
     models = [] if offered else [Named("good", draft_engine(1.0, clock), target.info)]
     decoder = choosing(target, wrong, free=free, models=models, drafts={"good": (0.001, 0.0001)}, clock=clock)
-    speeds = []
-    for _ in range(30):
-        session = Session(target.info, PROMPT, GREEDY, max_tokens=64)
-        decode(decoder, session)
-        speeds.append(step_seconds(0, FLAT) * session.totals.committed / seconds(session.totals))
+    speeds = _gains(decoder, FLAT, 30)
     assert speeds[-1] > 1.5 and min(speeds) > 0.95
 
 
@@ -308,11 +314,7 @@ def test_looking_at_costs_again_costs_next_to_nothing_where_they_are_as_dear(off
     free = [ScriptedDraft([7] * 200, range(200), max_k=31)] if offered else []
     models = [] if offered else [Named("bad", draft_engine(-1.0, clock), target.info)]
     decoder = choosing(target, dear, free=free, models=models, drafts={"bad": (0.001, 0.0001)}, clock=clock)
-    speeds = []
-    for _ in range(40):
-        session = Session(target.info, PROMPT, GREEDY, max_tokens=64)
-        decode(decoder, session)
-        speeds.append(step_seconds(0, dear) * session.totals.committed / seconds(session.totals))
+    speeds = _gains(decoder, dear, 40)
     assert min(speeds) > 0.97 and sum(speeds[20:]) / 20 > 0.995
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import tiny_bundle as tiny
 from click.testing import CliRunner, Result
-from memory_plans import shaped
+from memory_plans import PAIRS, shaped
 
 from edge_runtime.boards import BOARDS, Board, board_named
 from edge_runtime.cli import main
@@ -30,14 +30,6 @@ from edge_runtime.telemetry.sample import GpuReading, MemoryReading, Sample, Zon
 
 GB = 1_000_000_000
 CONFIGS = Path(__file__).parent.parent / "configs"
-PAIRS = {
-    "orin-nano-4": ("gemma-3-270m", None),
-    "orin-nano-8": ("gemma-3-4b", "gemma-3-270m"),
-    "orin-nx-8": ("gemma-3-4b", "gemma-3-270m"),
-    "orin-nx-16": ("gemma-2-9b", "gemma-2-2b"),
-    "agx-orin-32": ("gemma-3-12b", "gemma-3-1b"),
-    "agx-orin-64": ("gemma-3-27b", "gemma-3-1b"),
-}
 ANSWERS = Jtop("answers")
 ROOT_USER = User("root", True, frozenset({0}))
 NAMES = [board.name for board in BOARDS]

@@ -23,6 +23,7 @@ from edge_runtime.sampling import SamplingParams
 from edge_runtime.scheduler.governing import Done, Governing
 from edge_runtime.scheduler.request import Limits
 from edge_runtime.scheduler.scheduler import Scheduler
+from edge_runtime.scheduler.served import Served
 from edge_runtime.session import Session
 from edge_runtime.telemetry.energy import Energy
 from edge_runtime.telemetry.sample import Sample, Zone
@@ -113,6 +114,15 @@ def told(scheduler: Scheduler, state: str) -> None:
         time.sleep(0.01)
 
 
+def _goes_on(scheduler: Scheduler, served: Served, governing: Told) -> None:
+    governing.told = Budget()
+    told(scheduler, "unmonitored")
+    last = Reader()
+    scheduler.submit(served, [(request([1, 2, 3], 4), last)])
+    assert len(last.tokens) == 4
+    scheduler.close()
+
+
 def test_in_a_critical_state_answers_stand_still_newcomers_are_refused_and_all_goes_on_afterwards() -> None:
     critical = Budget("critical", "temperature: tj at 95 C, the limit is 80 C", False, False, retry_after_s=7.0)
     governing = Told(Budget())
@@ -127,12 +137,7 @@ def test_in_a_critical_state_answers_stand_still_newcomers_are_refused_and_all_g
     with pytest.raises(Unavailable, match="95 C") as refused:
         scheduler.submit(served, [(request([1, 2, 3], 4), Reader())])
     assert refused.value.retry_after_s == 7.0
-    governing.told = Budget()
-    told(scheduler, "unmonitored")
-    last = Reader()
-    scheduler.submit(served, [(request([1, 2, 3], 4), last)])
-    assert len(last.tokens) == 4
-    scheduler.close()
+    _goes_on(scheduler, served, governing)
 
 
 class Clock:
@@ -168,12 +173,7 @@ def test_answers_that_stand_still_end_with_the_reason_whether_they_have_begun_or
         assert isinstance(reader.error, Unavailable) and reader.error.retry_after_s == 7.0
         assert "95 C" in str(reader.error)
     assert "stopped after 1 tokens" in str(first.error) and "no step was taken" in str(waits.error)
-    governing.told = Budget()
-    told(scheduler, "unmonitored")
-    last = Reader()
-    scheduler.submit(served, [(request([1, 2, 3], 4), last)])
-    assert len(last.tokens) == 4
-    scheduler.close()
+    _goes_on(scheduler, served, governing)
 
 
 def test_a_deadline_that_passes_while_no_step_is_allowed_says_why() -> None:

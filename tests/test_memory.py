@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from memory_plans import shaped
+from memory_plans import PAIRS, shaped
 
 from edge_runtime.boards import board_named
 from edge_runtime.bundle import DRAFT, TARGET
@@ -17,14 +17,6 @@ from edge_runtime.loading import load_of
 from edge_runtime.memory import Load, Room, in_four_bits, needs, plan, shown
 from edge_runtime.server.preparing import board_room, settings_of
 
-PAIRS = {
-    "orin-nano-4": ("gemma-3-270m", None),
-    "orin-nano-8": ("gemma-3-4b", "gemma-3-270m"),
-    "orin-nx-8": ("gemma-3-4b", "gemma-3-270m"),
-    "orin-nx-16": ("gemma-2-9b", "gemma-2-2b"),
-    "agx-orin-32": ("gemma-3-12b", "gemma-3-1b"),
-    "agx-orin-64": ("gemma-3-27b", "gemma-3-1b"),
-}
 CONFIGS = Path(__file__).parent.parent / "configs"
 NINE = shaped("gemma-2-9b", "gemma-2-2b")
 LOAD = Load(2048, 2, (DRAFT,), suffix_tokens=1 << 16)
