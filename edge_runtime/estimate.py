@@ -7,6 +7,7 @@ means.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -69,6 +70,31 @@ def observe(state: AcceptanceEstimate, drafted: int, accepted: int, weight: floa
             kept[position] *= state.fade
             tried[position] *= state.fade
     return replace(state, accepted=tuple(kept), tried=tuple(tried))
+
+
+def faded(record: AcceptanceEstimate, keep: float) -> AcceptanceEstimate:
+    """The same rates, known less well."""
+    return replace(
+        record, accepted=tuple(keep * one for one in record.accepted), tried=tuple(keep * one for one in record.tried)
+    )
+
+
+def seeded(record: AcceptanceEstimate, most: float, hope: float) -> AcceptanceEstimate:
+    """What a new text starts from: the rates that others showed, counted as at most ``most`` trials of each position.
+
+    The first one is better by ``hope`` standard errors of what is known of it.
+    """
+    rates = record.rates(len(record.tried))
+    if rates:
+        error = math.sqrt(rates[0] * (1.0 - rates[0]) / (record.tried[0] + record.prior_weight))
+        rates[0] = min(1.0, rates[0] + hope * error)
+    weights = [min(tried, most) for tried in record.tried]
+    return AcceptanceEstimate(
+        accepted=tuple(rate * weight for rate, weight in zip(rates, weights, strict=True)),
+        tried=tuple(weights),
+        prior_mean=rates[0] if rates else record.prior_mean,
+        deeper=record.deeper,
+    )
 
 
 Task = Literal["general", "chat", "summary"]

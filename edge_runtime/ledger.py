@@ -1,7 +1,7 @@
 """What drafting has won and lost in one text, and so what it may still risk. Pure; knows no clock and no engine.
 
 Estimates can be wrong: the first drafts of a text are guesses, and a text may change its nature. The ledger bounds
-what wrong guesses cost: drafting may never have lost more than half a plain step and 1.5% of plain decoding, whatever
+what wrong guesses cost: drafting may never have lost more than one plain step and 1% of plain decoding, whatever
 the acceptance turns out to be. So a text starts with short drafts, and each one that is kept pays for longer ones.
 """
 
@@ -19,9 +19,9 @@ class Ledger:
     """Seconds won (or lost, below 0) over plain decoding of the same tokens, as the cost table prices both."""
     plain_s: float = 0.0
     """Seconds that plain decoding would have taken so far."""
-    start_steps: float = 0.5
+    start_steps: float = 1.0
     """Plain steps that may be lost before anything was won."""
-    share: float = 0.015
+    share: float = 0.01
     """Of ``plain_s`` that may be lost."""
 
     def credit_s(self, plain_step_s: float) -> float:

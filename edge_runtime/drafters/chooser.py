@@ -26,7 +26,7 @@ from edge_runtime.choice import (
 from edge_runtime.choice import refill_steps as steps_of_a_probe
 from edge_runtime.cost import Choice, CostTable, best_k, step_seconds, stop_below
 from edge_runtime.engines.protocol import Ids
-from edge_runtime.estimate import AcceptanceEstimate, observe
+from edge_runtime.estimate import AcceptanceEstimate, faded, observe, seeded
 
 from ..session import GRAMMAR, PREDICTION, StepResult
 from .costs import StepCosts
@@ -44,6 +44,11 @@ _SAMPLED = 0.8
 """Share of it where the target draws."""
 _SEEDED = 3.0
 """Trials that what other texts showed counts as in a new one."""
+_HOPE = 1.0
+"""Standard errors by which a new text thinks better of a model than others showed: a few bad drafts would park it for
+good, and the ledger bounds what trying costs."""
+_TEXT_KEEP = 0.95
+"""Of what texts showed of a model, with each new text: what is parked everywhere is hoped for again."""
 _FIRST_REACH = 4
 """Largest K of a prediction before it has shown anything; it doubles with what was kept."""
 _TYPICAL = 64.0
@@ -285,14 +290,10 @@ class Chooser:
         kept = memory.sources.get(key)
         if kept is None:
             record = self.record(source, greedy, evidence)
-            rates = record.rates(len(record.tried))
-            weights = [min(tried, _SEEDED) for tried in record.tried]
-            estimate = AcceptanceEstimate(
-                tuple(rate * weight for rate, weight in zip(rates, weights, strict=True)),
-                tuple(weights),
-                prior_mean=rates[0] if rates else record.prior_mean,
-                deeper=record.deeper,
-            )
+            # What an offer would have brought is seen without drafting it; of a model only drafting tells.
+            estimate = seeded(record, _SEEDED, _HOPE if evidence is None else 0.0)
+            if evidence is None and key in self._records:
+                self._records[key] = faded(record, _TEXT_KEEP)
             kept = memory.sources[key] = SourceMemory(estimate, reach)
             # What looks bad from the start must not spend what a text may lose; a probe will tell.
             best = self._best(key, kept, table, reach)
