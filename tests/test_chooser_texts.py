@@ -1,4 +1,4 @@
-"""From text to text: what a model is worth is found out, and kept. Acceptance and costs are told, nothing is decoded."""
+"""From text to text: what a model is worth is found out, and kept. Acceptance and costs are told, nothing decoded."""
 
 from __future__ import annotations
 
