@@ -1,10 +1,10 @@
-"""What cuda-python offers of what engines/cuda.py calls, in several releases, and stubs for mypy. Needs no GPU.
+"""What cuda-python offers of what engines/cuda.py calls, in several releases. Needs no GPU.
 
     python tools/cuda_surface.py DIR...
 
 Each DIR holds one release (``pip install --target DIR cuda-bindings==VERSION``, or cuda-python before 12.8). Writes
-``tests/cuda_surface.json`` and, of the first DIR, the oldest release that is supported, ``typings/cuda/bindings/runtime.pyi``.
-Compiled as they are, the bindings have no annotations: a call's parameters come from the first line of its docstring.
+``tests/cuda_surface.json``: name -> parameters or value, with the releases that have it so. Compiled as they are, the
+bindings have no annotations: a call's parameters come from the first line of its docstring.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 SURFACE = ROOT / "tests" / "cuda_surface.json"
-STUBS = ROOT / "typings" / "cuda" / "bindings" / "runtime.pyi"
 
 KEPT = (
     "cudaDeviceGetAttribute", "cudaDriverGetVersion", "cudaEventCreateWithFlags", "cudaEventDestroy",
@@ -60,9 +59,7 @@ def main(directories: list[str]) -> None:
         rows.append(f"  {json.dumps(name)}: {json.dumps(told)}")
     head = f'{{"versions": {json.dumps(versions)}, "names": {{\n'
     SURFACE.write_text(head + ",\n".join(rows) + "\n}}\n", encoding="utf-8")
-    STUBS.parent.mkdir(parents=True, exist_ok=True)
-    STUBS.write_text(_stubs(dumps[0]), encoding="utf-8")
-    print(f"{', '.join(versions)} -> {SURFACE.relative_to(ROOT)}, {STUBS.relative_to(ROOT)} of {versions[0]}")
+    print(f"{', '.join(versions)} -> {SURFACE.relative_to(ROOT)}")
 
 
 def _dump(directory: str) -> None:
@@ -92,23 +89,6 @@ def _parameter(text: str) -> str:
         name, _, kind = (part.strip() for part in text.partition(":"))
         return f"{name}: {kind}"
     return f"{name}: {_PARAMETERS.get(kind, 'object')}"
-
-
-def _stubs(dump: dict[str, Any]) -> str:
-    lines = [f'"""Of cuda-python {dump["version"]}, as far as it is used; made by tools/cuda_surface.py."""']
-    lines += ["import enum", "from typing import Any", ""]
-    for kind in ENUMERATIONS:
-        lines += [f"class {kind}(enum.IntEnum):"]
-        lines += [
-            f"    {name.partition('.')[2]} = {value}"
-            for name, value in dump["names"].items() if name.startswith(f"{kind}.")
-        ]  # fmt: skip
-        lines.append("")
-    lines += [f"{name}: int" for name in CONSTANTS if name in dump["names"]] + [""]
-    for name in KEPT:
-        if name in dump["names"]:
-            lines.append(f"def {name}{dump['names'][name]} -> tuple[Any, ...]: ...")
-    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

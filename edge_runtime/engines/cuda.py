@@ -102,9 +102,7 @@ class Cuda:
     ) -> None:
         """``height`` lines of ``width`` bytes within the device; a pitch is from one line's begin to the next's."""
         kind = self._runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice
-        self._call(
-            "cudaMemcpy2DAsync", target, target_pitch, source, source_pitch, width, height, kind, stream
-        )  # fmt: skip
+        self._call("cudaMemcpy2DAsync", target, target_pitch, source, source_pitch, width, height, kind, stream)
 
     def zero(self, address: int, size: int, stream: int) -> None:
         self._call("cudaMemsetAsync", address, 0, size, stream)
@@ -178,7 +176,7 @@ class Cuda:
         try:
             status, *given = getattr(self._runtime, name)(*arguments)
         except RuntimeError as problem:  # no driver: the bindings then fail before there is any status
-            raise DeviceError(name, "no CUDA driver", detail=str(problem)) from None
+            raise DeviceError(name, "not available", detail=str(problem)) from None
         if int(status) != 0:
             raise DeviceError(name, *self._told(status))
         return tuple(given)
