@@ -12,16 +12,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ..bundle import TREE_ROWS, Manifest, Model
-from ..errors import BundleError, ConfigError, EngineError
+from ..errors import ConfigError, EngineError
 from .ort_bindings import Bindings, BoundReadout
 from .ort_memory import Arrays, bind_host
 from .ort_session import Sessions, map_table, open_sessions, refuse_missing_provider
 from .ort_settings import OrtSettings as OrtSettings
 from .protocol import EngineInfo, Floats, HeadOutput, HeadRequest, Ids, StepInput, StepOutput
+from .token_ids import head_rows, read_token_ids
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -42,7 +40,7 @@ class OrtEngine:
         if model.shares is not None and target is not None:
             _refuse_other_slots(role, settings, target.info)
         self._model, self._settings = model, settings
-        self._token_ids = _read_token_ids(directory, model)
+        self._token_ids = read_token_ids(directory, model)
         self._arrays: Arrays = Arrays(model, settings, None if target is None else target._arrays)
         self._info = EngineInfo(
             vocab_size=model.vocab_size,
@@ -118,7 +116,8 @@ class OrtEngine:
         arrays = self._arrays
         arrays.inverse_temperature[...] = request.inverse_temperature
         if request.gather_ids is not None:
-            arrays.gather_rows[pad : pad + len(request.gather_ids), 0] = self._head_rows(request.gather_ids)
+            rows = head_rows(self._token_ids, request.gather_ids, self._info.vocab_size)
+            arrays.gather_rows[pad : pad + len(rows), 0] = rows
         small = {"inverse_temperature": arrays.inverse_temperature, "gather_rows": arrays.gather_rows[:count]}
         self._run(self._sessions.readout, readout.binding, small if self._cuda else None)
         self._last_readout = readout
@@ -185,15 +184,6 @@ class OrtEngine:
         except Exception as problem:  # onnxruntime raises its own classes, unrelated to each other
             raise EngineError(f"onnxruntime: {str(problem).splitlines()[0]}") from problem
 
-    def _head_rows(self, token_ids: Ids) -> Ids:
-        """Token ids as rows of the head; a token that a reduced head lacks raises ``ValueError``."""
-        if self._token_ids is None:
-            return token_ids
-        rows = np.searchsorted(self._token_ids, token_ids)
-        if not np.array_equal(self._token_ids[np.minimum(rows, len(self._token_ids) - 1)], token_ids):
-            raise ValueError("a gathered id is not in the reduced head")
-        return rows.astype(np.int64)
-
 
 def _refuse(role: str, model: Model, settings: OrtSettings) -> None:
     """What the bundle or the machine cannot do."""
@@ -222,12 +212,3 @@ def _shared_table(
     if target is not None and model.table and model.table == target._model.table:
         return target._table
     return map_table(directory, model, settings)
-
-
-def _read_token_ids(directory: Path, model: Model) -> NDArray[np.int64] | None:
-    if model.token_ids is None:
-        return None
-    ids = np.fromfile(directory / model.token_ids, dtype="<i8")
-    if len(ids) != model.vocab_size or np.any(np.diff(ids) <= 0):
-        raise BundleError(f"{model.token_ids}: not {model.vocab_size} rising token ids")
-    return ids
