@@ -16,6 +16,7 @@ import numpy as np
 from ..bundle import Manifest, Model
 from ..errors import BundleError
 from ..resident import give_pages_back
+from .bounds import refuse_path, refuse_prefix, refuse_slot, refuse_step
 from .delta_embedding import EmbeddingRows
 from .delta_executor import Copy2d, Executor
 from .protocol import EngineInfo, Floats, HeadOutput, HeadRequest, Ids, StepInput, StepOutput
@@ -85,6 +86,11 @@ class DeltaEngine:
     def info(self) -> EngineInfo:
         return self._info
 
+    @property
+    def executor(self) -> Executor:
+        """Whose arena the executor of a model with ``shares`` writes to. Raises ``ValueError`` once it is closed."""
+        return self._open()
+
     def forward(self, step: StepInput) -> StepOutput:
         device, info, host, count = self._open(), self._info, self._host, len(step.tokens)
         self._refuse(step)
@@ -142,9 +148,8 @@ class DeltaEngine:
         return self._open().fetch_logits(self._first_logits_row + row)
 
     def copy_prefix(self, source: int, target: int, count: int) -> None:
-        device, info = self._open(), self._info
-        if not (0 <= source < info.slots and 0 <= target < info.slots and 0 <= count <= info.capacity):
-            raise ValueError(f"{count} entries of slot {source} into slot {target}: {info.slots} of {info.capacity}")
+        device = self._open()
+        refuse_prefix(source, target, count, self._info)
         if source == target or count == 0:
             return
         if self._layout.owned:
@@ -153,13 +158,9 @@ class DeltaEngine:
             self._kept[target, :count] = self._kept[source, :count]
 
     def keep_path(self, slot: int, position: int, rows: Ids) -> None:
-        device, info, sources = self._open(), self._info, rows.tolist()
-        self._refuse_slot(slot)
-        if any(one >= other for one, other in zip([-1, *sources], sources, strict=False)):
-            raise ValueError("the rows of a path do not rise")
-        if not 0 <= position <= info.capacity - (sources[-1] + 1 if sources else 0):
-            raise ValueError(f"rows of a path from {position} on leave a slot of {info.capacity}")
-        for place, source in enumerate(sources):
+        device = self._open()
+        refuse_path(slot, position, rows, self._info)
+        for place, source in enumerate(rows.tolist()):
             # One by one: an entry that is overwritten has been moved before, and no copy overlaps itself.
             if source != place:
                 device.copy(self._layout.moved_rows((slot, position + source), (slot, position + place), 1))
@@ -168,14 +169,14 @@ class DeltaEngine:
 
     def forget(self, slot: int) -> None:
         device = self._open()
-        self._refuse_slot(slot)
+        refuse_slot(slot, self._info)
         if self._layout.owned:
             device.clear(slot * self._layout.slot_bytes, self._layout.slot_bytes)
         if self._kept is not None:
             give_pages_back(self._kept[slot])
 
     def hidden_rows(self, slot: int) -> Floats:
-        self._refuse_slot(slot)
+        refuse_slot(slot, self._info)
         if self._kept is None:
             raise ValueError("this engine keeps no hidden rows")
         rows: Floats = self._kept[slot]
@@ -194,10 +195,7 @@ class DeltaEngine:
 
     def _refuse(self, step: StepInput) -> None:
         info, count = self._info, len(step.tokens)
-        if not (0 <= step.slot < info.slots and 1 <= count <= info.max_rows):
-            raise ValueError(f"slot {step.slot} of {info.slots}, {count} rows of at most {info.max_rows}")
-        if not 0 <= step.position <= info.capacity - count:
-            raise ValueError(f"tokens [{step.position}, {step.position + count}) leave a slot of {info.capacity}")
+        refuse_step(step, info)
         if step.parents is not None:
             raise ValueError("no tree, or an engine without trees")
         given = None if step.hidden is None else step.hidden.shape
@@ -205,10 +203,6 @@ class DeltaEngine:
             raise ValueError("this engine takes no hidden rows")
         if info.hidden_input is not None and given != (count, info.hidden_input):
             raise ValueError(f"{count} tokens need hidden rows of {info.hidden_input}, not {given}")
-
-    def _refuse_slot(self, slot: int) -> None:
-        if not 0 <= slot < self._info.slots:
-            raise ValueError(f"slot {slot} of {self._info.slots}")
 
     def _commit(self, rows: int, count: int) -> tuple[Copy2d, ...]:
         found = self._commits.get((rows, count))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..bundle import TREE_ROWS, Manifest, Model
 from ..errors import ConfigError, EngineError
+from .bounds import refuse_path, refuse_prefix, refuse_slot, refuse_step
 from .ort_bindings import Bindings, BoundReadout
 from .ort_memory import Arrays, bind_host
 from .ort_session import Sessions, map_table, open_sessions, refuse_missing_provider
@@ -75,10 +76,7 @@ class OrtEngine:
     def forward(self, step: StepInput) -> StepOutput:
         count = len(step.tokens)
         info = self._info
-        if not (0 <= step.slot < info.slots and 1 <= count <= info.max_rows):
-            raise ValueError(f"slot {step.slot} of {info.slots}, {count} rows of at most {info.max_rows}")
-        if not 0 <= step.position <= info.capacity - count:
-            raise ValueError(f"tokens [{step.position}, {step.position + count}) leave a slot of {info.capacity}")
+        refuse_step(step, info)
         if step.parents is not None and not (info.trees and len(step.parents) == count <= TREE_ROWS):
             raise ValueError("no tree, or an engine without trees")
         rows = max(count, info.min_rows)
@@ -133,26 +131,25 @@ class OrtEngine:
         return logits
 
     def copy_prefix(self, source: int, target: int, count: int) -> None:
-        info = self._info
-        if not (0 <= source < info.slots and 0 <= target < info.slots and 0 <= count <= info.capacity):
-            raise ValueError(f"{count} entries of slot {source} into slot {target}: {info.slots} of {info.capacity}")
+        refuse_prefix(source, target, count, self._info)
         if source != target and count:
             self._arrays.copy_prefix(source, target, count)
 
     def keep_path(self, slot: int, position: int, rows: Ids) -> None:
         if not self._info.trees:
             raise ValueError("this engine runs no trees")
+        refuse_path(slot, position, rows, self._info)
         self._arrays.keep_path(slot, position, rows)
 
     def forget(self, slot: int) -> None:
-        if not 0 <= slot < self._info.slots:
-            raise ValueError(f"slot {slot} of {self._info.slots}")
+        refuse_slot(slot, self._info)
         self._arrays.forget(slot)
 
     def hidden_rows(self, slot: int) -> Floats:
         kept = self._arrays.kept
         if kept is None:
             raise ValueError("this engine keeps no hidden rows")
+        refuse_slot(slot, self._info)
         rows: Floats = kept[slot]
         return rows
 
