@@ -69,6 +69,18 @@ def test_a_seed_writes_one_text_whatever_is_drafted(case: Case, engine: Engine, 
     measured("share of a seeded text that differs", same, 0.0 if case.tolerance.near_tie < 1e-3 else 1.0)
 
 
+def test_a_session_on_a_copied_prefix_writes_what_it_writes_from_the_start(
+    case: Case, engine: Engine, measured: Measured
+) -> None:
+    cold = written(engine)
+    engine.copy_prefix(1, 2, 8)
+    rows_after(engine, text(20, 8), slot=1)
+    warm = Session(engine.info, text(10, 1), GREEDY, max_tokens=COUNT, slot=2, kv_len=8)
+    decode(Decoder(engine), warm)
+    gap = parted(engine, cold, warm)
+    measured("gap where greedy texts part", 0.0 if gap is None else gap, case.tolerance.near_tie)
+
+
 class Drawn(Cacheless):
     """Draws from a law that is not the model's."""
 
