@@ -159,7 +159,8 @@ def test_a_closed_engine_says_so(tmp_path: Path) -> None:
     engine.close()
     engine.close()
     assert device.closed == 1
-    for call in (lambda: engine.forward(StepInput(0, TEXT, 0, None)), lambda: engine.forget(0), lambda: engine.logits(0)):
+    calls = (lambda: engine.forward(StepInput(0, TEXT, 0, None)), lambda: engine.forget(0), lambda: engine.logits(0))
+    for call in calls:
         with pytest.raises(ValueError, match="closed"):
             call()
 

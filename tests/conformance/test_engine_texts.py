@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import Measured
-from running import feed, head_rows_of, rows_after, text
+from running import Measured, feed, head_rows_of, rows_after, text
 from subjects import Case
 
 from edge_runtime.decoder import Decoder
