@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, cast
@@ -23,7 +24,7 @@ from .drafters.self_draft import SelfDraft
 from .drafters.several import Several
 from .drafters.strategy import AsRequested, Beam, Strategy
 from .drafters.suffix import SuffixCache
-from .engines.opening import Backend, chosen_backend, open_engine
+from .engines.opening import Backend, BuiltEngines, GraphMode, chosen_backend, open_engine
 from .engines.ort_settings import OrtSettings
 from .engines.protocol import Engine
 from .errors import BundleError, ConfigError, InputError, why
@@ -76,6 +77,10 @@ class LoadSettings:
     verify_hashes: bool = True
     backend: Backend = "auto"
     """What runs the graphs; ``auto``: what they were exported for."""
+    engines: Path | None = None
+    """What ``edge-runtime build`` made of the bundle for TensorRT; ``None``: in the bundle itself."""
+    cuda_graphs: GraphMode = "off"
+    """Whether TensorRT's runs are captured and launched again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,12 +274,19 @@ def load_bundle(directory: Path, settings: LoadSettings) -> LoadedBundle:
         device=settings.device,
         keeps_hidden=any(manifest.model(role).hidden_input is not None for role in roles),
     )
-    target = open_engine(directory, manifest, TARGET, backend, engine_settings)
-    drafting = {role: _draft_engine(directory, manifest, role, backend, engine_settings, target) for role in roles}
-    if load.device == "cuda":
-        _let_pages_go(directory, manifest)
-    # After the engines: their load is the peak of memory, and the tokenizer need not be part of it.
-    tokenizer = Tokenizer(directory / manifest.tokenizer.file)
+    built = BuiltEngines(settings.engines, settings.cuda_graphs, settings.verify_hashes)
+    with ExitStack() as opened:
+        target = open_engine(directory, manifest, TARGET, backend, engine_settings, built=built)
+        opened.callback(target.close)
+        drafting: dict[str, Engine] = {}
+        for role in roles:
+            drafting[role] = _draft_engine(directory, manifest, role, backend, engine_settings, target, built)
+            opened.callback(drafting[role].close)
+        if load.device == "cuda":
+            _let_pages_go(directory, manifest)
+        # After the engines: their load is the peak of memory, and the tokenizer need not be part of it.
+        tokenizer = Tokenizer(directory / manifest.tokenizer.file)
+        opened.pop_all()
     return LoadedBundle(
         directory=directory,
         manifest=manifest,
@@ -299,7 +311,13 @@ def _let_pages_go(directory: Path, manifest: Manifest) -> None:
 
 
 def _draft_engine(
-    directory: Path, manifest: Manifest, role: str, backend: Backend, settings: OrtSettings, target: Engine
+    directory: Path,
+    manifest: Manifest,
+    role: str,
+    backend: Backend,
+    settings: OrtSettings,
+    target: Engine,
+    built: BuiltEngines,
 ) -> Engine:
     model = manifest.model(role)
     # What shares the target's cache has as much of it; others may hold less.
@@ -308,7 +326,7 @@ def _draft_engine(
     own = replace(
         settings, capacity=capacity, max_head_rows=max(2, model.fan_out), deterministic=False, keeps_hidden=False
     )
-    return open_engine(directory, manifest, role, backend, own, target)
+    return open_engine(directory, manifest, role, backend, own, target, built)
 
 
 def _refuse_strategy(drafter: str, strategy: Strategy | None) -> None:

@@ -10,8 +10,8 @@ import click
 
 from ..console import plain_console
 from ..engines.build_memory import LEAST_WORKSPACE_BYTES, WORKSPACE_BYTES
-from ..engines.engine_record import BuildOptions, EngineRecord, MachineFacts, PlanRecord
-from ..engines.trt_build import ENGINE_DIRECTORY, BuildRequest, build_engines
+from ..engines.engine_record import ENGINE_DIRECTORY, BuildOptions, EngineRecord, MachineFacts, PlanRecord
+from ..engines.trt_build import BuildRequest, build_engines
 from ..loading import DEFAULT_CONTEXT, MAX_DRAFT_TOKENS
 from ..memory import shown
 from ..parameters import Place, WrittenDirectory

@@ -19,6 +19,8 @@ from ..files import read_text_at_most
 from ..schema import plain, structure
 
 RECORD_NAME = "engine.json"
+ENGINE_DIRECTORY = "engine"
+"""Of a bundle, where nothing else is said."""
 RECORD_VERSION = 1
 _MOST_BYTES = 16 << 20
 

@@ -6,16 +6,29 @@ to choose: ``auto`` takes what the bundle was made for, and ``reference`` runs t
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from ..bundle import Manifest
 from ..errors import ConfigError
+from .engine_record import ENGINE_DIRECTORY
 from .ort import OrtEngine, other_dialect
 from .ort_settings import OrtSettings
 from .protocol import Engine
 
 Backend = Literal["auto", "onnxruntime", "tensorrt", "reference"]
+GraphMode = Literal["off", "captured"]
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEngines:
+    """Of TensorRT alone: where its engines lie, and how they run."""
+
+    directory: Path | None = None
+    """``None``: in the bundle itself, where ``edge-runtime build`` puts them."""
+    graphs: GraphMode = "off"
+    verify_hashes: bool = True
 
 
 def chosen_backend(manifest: Manifest, role: str, backend: Backend, place: str = "BUNDLE") -> Backend:
@@ -43,17 +56,20 @@ def open_engine(
     backend: Backend,
     settings: OrtSettings,
     target: Engine | None = None,
+    built: BuiltEngines | None = None,
 ) -> Engine:
-    """``target``: the engine of the same kind whose caches a model with ``shares`` writes to.
+    """``target``: the engine of the same kind whose caches a model with ``shares`` writes to, and whose device it runs
+    on. ``built``: of backend tensorrt.
 
-    Raises ``BundleError`` (a graph that does not load) and ``ConfigError`` (settings beyond bundle or machine).
+    Raises ``BundleError`` (a graph that does not load), ``ConfigError`` (settings beyond bundle or machine, engines that
+    are not built or of another machine), ``OutOfBudget`` and ``EngineError``.
     """
     chosen = chosen_backend(manifest, role, backend, str(directory))
     if chosen == "onnxruntime":
         return OrtEngine(directory, manifest, role, settings, target if isinstance(target, OrtEngine) else None)
     if chosen == "reference":
         return _reference(directory, manifest, role, settings, target)
-    raise ConfigError(other_dialect(manifest, str(directory)))
+    return _tensorrt(directory, manifest, role, settings, target, built or BuiltEngines())
 
 
 def _reference(directory: Path, manifest: Manifest, role: str, settings: OrtSettings, target: Engine | None) -> Engine:
@@ -64,3 +80,27 @@ def _reference(directory: Path, manifest: Manifest, role: str, settings: OrtSett
     device = OrtDelta(directory, manifest, role, settings, owner if isinstance(owner, OrtDelta) else None)
     wanted = DeltaSettings(settings.deterministic, settings.keeps_hidden, settings.cache)
     return DeltaEngine(directory, manifest, role, device, wanted)
+
+
+def _tensorrt(
+    directory: Path,
+    manifest: Manifest,
+    role: str,
+    settings: OrtSettings,
+    target: Engine | None,
+    built: BuiltEngines,
+) -> Engine:
+    from .trt_opening import TrtOpening, open_trt_engine
+
+    asked = TrtOpening(
+        engines=built.directory or directory / ENGINE_DIRECTORY,
+        capacity=settings.capacity,
+        slots=settings.slots,
+        max_head_rows=settings.max_head_rows,
+        cap=settings.gpu_memory_bytes,
+        deterministic=settings.deterministic,
+        keeps_hidden=settings.keeps_hidden,
+        graphs=built.graphs,
+        verify_hashes=built.verify_hashes,
+    )
+    return open_trt_engine(directory, manifest, role, asked, target)

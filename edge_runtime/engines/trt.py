@@ -14,10 +14,11 @@ from pathlib import Path
 from ..bundle import Manifest
 from .delta_executor import PARTS, Copy2d, HostBuffers, Layout
 from .engine_record import EngineRecord, PlanRecord
+from .opening import GraphMode
 from .protocol import Floats
 from .trt_device import TrtDevice
 from .trt_memory import ALIGNED, FLOAT, PinnedBuffers, device_places, layout_of, sizes_of
-from .trt_runner import Binding, GraphMode, Runner
+from .trt_runner import Binding, Runner
 
 _SAID = ("argmax", "candidate_ids", "candidate_logits", "logsumexp", "gathered")
 """By a head, in the order of memory."""

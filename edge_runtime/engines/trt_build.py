@@ -47,8 +47,6 @@ from .trt_objects import Account, make_allocator
 from .trt_plan import Inspected, inspect
 from .trt_probe import probe, refuse_unsupported
 
-ENGINE_DIRECTORY = "engine"
-"""Of a bundle, where nothing else is said."""
 _TIMING_CACHE = "timing.cache"
 _LOCK = ".lock"
 

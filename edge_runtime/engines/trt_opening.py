@@ -7,15 +7,17 @@ from pathlib import Path
 
 from ..bundle import Manifest, file_sha256
 from ..errors import ConfigError
+from ..memory import RESERVE_BYTES
+from ..resident import machine_memory
 from .cuda import Cuda
 from .delta import DeltaEngine, DeltaSettings
 from .engine_record import EngineMismatch, EngineRecord, MachineFacts, PlanRecord, read_record, why_not
 from .engine_shapes import capacity_of, wanted
+from .opening import GraphMode
 from .protocol import Engine
 from .trt import TrtExecutor, TrtSettings
 from .trt_device import TrtDevice
 from .trt_probe import probe, refuse_unsupported
-from .trt_runner import GraphMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +29,8 @@ class TrtOpening:
     capacity: int
     slots: int
     max_head_rows: int
-    cap: int
-    """Most bytes on the device, of all models together."""
+    cap: int | None
+    """Most bytes on the device, of all models together; ``None``: what there is, less the reserve."""
     deterministic: bool = False
     keeps_hidden: bool = False
     graphs: GraphMode = "off"
@@ -49,7 +51,10 @@ def open_trt_engine(
     machine = probe(cuda)
     refuse_unsupported(machine)
     record = checked_record(bundle, manifest, role, asked, machine)
-    device = TrtDevice(asked.cap, cuda) if first is None else first.device
+    if first is None:
+        device = TrtDevice(_cap(cuda) if asked.cap is None else asked.cap, cuda)
+    else:
+        device = first.device
     try:
         settings = TrtSettings(asked.slots, asked.graphs)
         executor = TrtExecutor(device, asked.engines, record, manifest, role, settings, first)
@@ -108,3 +113,11 @@ def _refuse_beyond(bundle: Path, record: EngineRecord, body: PlanRecord, head: P
             f"{asked.max_head_rows - 1} draft tokens: these engines verify up to {options.draft_length}; {again} "
             f"--draft-length {asked.max_head_rows - 1}"
         )
+
+
+def _cap(cuda: Cuda) -> int:
+    """What there is now: on a board the memory is the system's as well, and a reserve of it stays."""
+    if not cuda.facts().integrated:
+        return cuda.free_bytes()
+    memory = machine_memory()
+    return cuda.free_bytes() if memory is None else max(0, memory.available - RESERVE_BYTES)

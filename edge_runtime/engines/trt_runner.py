@@ -9,9 +9,10 @@ of its own, since a captured graph stands only as long as its context is not bou
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from ..errors import DeviceError
+from .opening import GraphMode
 from .trt_device import Scratch, TrtDevice
 
 if TYPE_CHECKING:
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
 _MOST_GRAPHS = 24
 """Of one plan. Each holds a context, with what TensorRT keeps on the device for it."""
-
-GraphMode = Literal["off", "captured"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -49,6 +49,8 @@ def settings_of(engine: EngineConfig) -> LoadSettings:
         max_draft_tokens=most_draft_tokens(k),
         verify_hashes=engine.verify_hashes,
         backend=engine.backend,
+        engines=None if engine.engines is None else Path(engine.engines),
+        cuda_graphs=engine.cuda_graphs,
     )
 
 
