@@ -128,7 +128,7 @@ class ExportRecipe:
 
     def _unfit_for_tensorrt(self) -> Iterator[str]:
         of_draft = self.draft or DraftRecipe()
-        given = {"precision": self.precision, "head_precision": self.head_precision}
+        given: dict[str, str | None] = {"precision": self.precision, "head_precision": self.head_precision}
         given |= {"draft.precision": of_draft.precision, "draft.head_precision": of_draft.head_precision}
         given |= {"drafter_precision": self.drafter_precision}
         for key, precision in given.items():
