@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tiny_bundle
 from click.testing import CliRunner
 from tiny_drafters import random_drafter, save
 
-from edge_runtime.bundle import DRAFT, MTP, TARGET, read_manifest
+from edge_runtime.bundle import DRAFT, MTP
 from edge_runtime.cli import main
 from edge_runtime.engines.delta import DeltaEngine
-from edge_runtime.engines.opening import Backend, open_engine
-from edge_runtime.engines.ort_settings import OrtSettings
-from edge_runtime.engines.protocol import Engine, HeadRequest, StepInput
 from edge_runtime.loading import LoadedBundle, LoadSettings, length_policy, load_bundle
 from edge_runtime.sampling import SamplingParams
 from edge_runtime.session import Session
@@ -72,43 +67,6 @@ def test_it_drafts_with_all_that_the_bundle_has(built: Path) -> None:
     finally:
         bundle.close()
         bundle.close()
-
-
-def test_a_drafter_says_what_it_says_on_onnxruntime(drafter: Path, tmp_path: Path) -> None:
-    """The same weights in both dialects, in float32: rows, logits, and what it would feed itself."""
-    engines: list[tuple[Engine, Engine]] = []
-    for engine, backend in (("onnxruntime", "onnxruntime"), ("tensorrt", "reference")):
-        bundle = exported(tmp_path / engine, drafter, engine=engine, precision="fp32")
-        manifest, settings = read_manifest(bundle), OrtSettings(capacity=64, threads=1, keeps_hidden=True)
-        known: Backend = "onnxruntime" if backend == "onnxruntime" else "reference"
-        target = open_engine(bundle, manifest, TARGET, known, settings)
-        own = replace(settings, keeps_hidden=False)
-        engines.append((target, open_engine(bundle, manifest, MTP, known, own, target)))
-    ids = np.arange(300, 320)
-    said: list[dict[str, np.ndarray]] = []
-    for target, mtp in engines:
-        for start, stop in ((0, 12), (12, 13), (13, 20)):
-            target.forward(StepInput(0, ids[start:stop], start, None))
-        hidden = target.hidden_rows(0)[:19].copy()
-        first = mtp.forward(StepInput(0, ids[1:13], 0, None, hidden[:12]))
-        assert first.feed is not None
-        one = mtp.forward(StepInput(0, ids[13:14], 12, HeadRequest(0, 1, 1.0, mtp_ids(mtp)), first.feed[-1:].copy()))
-        said.append({"hidden": hidden, "rows": one.hidden.copy(), "logits": mtp.logits(0).copy()})
-        assert one.feed is not None and one.head is not None and one.head.gathered is not None
-        said[-1] |= {"feed": one.feed.copy(), "best": one.head.candidate_ids[0, :8].copy()}
-        said[-1] |= {"gathered": one.head.gathered.copy(), "mass": one.head.logsumexp.copy()}
-    for name, wanted in said[0].items():
-        assert np.abs(said[1][name] - wanted).max() <= 1e-3 * max(1.0, float(np.abs(wanted).max())), name
-    for target, mtp in engines:
-        mtp.close()
-        target.close()
-
-
-def mtp_ids(engine: Engine) -> np.ndarray:
-    """A token that its head knows."""
-    ids = engine.info.token_ids
-    assert ids is not None
-    return ids[5:6]
 
 
 def test_without_a_board_the_command_line_says_what_there_is_to_do(built: Path) -> None:
