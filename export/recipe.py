@@ -62,8 +62,8 @@ class ExportRecipe:
     output: str = _required("directory of the bundle; it must not exist unless an overwrite is asked for")
     engine: EngineName = _key(
         "onnxruntime",
-        "what runs the bundle; tensorrt: graphs for TensorRT 10.3 and later, in fp32, fp16 or symmetric int4, of Gemma 2 "
-        "and 3 (docs/tensorrt.md)",
+        "what runs the bundle; tensorrt: graphs for TensorRT 10.3 and later, in fp32, fp16 or symmetric int4, of "
+        "Gemma 2 and 3 (docs/tensorrt.md)",
     )
     name: str | None = _key(None, "name in the manifest; the output's own name when left out")
     precision: Precision = _key(
@@ -73,7 +73,8 @@ class ExportRecipe:
     )
     head_precision: Precision | None = _key(
         None,
-        "of the table that embedding and head share; when precision is int4: int8, for tensorrt fp16; else the precision",
+        "of the table that embedding and head share; when precision is int4: int8, for tensorrt fp16; otherwise the "
+        "precision",
     )
     accuracy_level: Literal[1, 4] = _key(
         4,
@@ -127,14 +128,14 @@ class ExportRecipe:
 
     def _unfit_for_tensorrt(self) -> Iterator[str]:
         of_draft = self.draft or DraftRecipe()
-        given = {"precision": self.precision, "head_precision": self.head_precision}
+        given: dict[str, str | None] = {"precision": self.precision, "head_precision": self.head_precision}
         given |= {"draft.precision": of_draft.precision, "draft.head_precision": of_draft.head_precision}
         given |= {"drafter_precision": self.drafter_precision}
         for key, precision in given.items():
             if precision is not None and precision not in _OF_TENSORRT:
                 yield f"{key} must be {', '.join(_OF_TENSORRT[:-1])} or {_OF_TENSORRT[-1]}, not {precision}"
             elif precision is not None and (precision == "fp32") != (self.precision == "fp32"):
-                yield f"{key}: {precision} does not go with precision: {self.precision} (all of a bundle is fp32, or none)"
+                yield f"{key}: {precision} does not go with precision: {self.precision} (all is fp32, or nothing)"
         if self.scale_block not in (64, 128):
             yield f"block_size must be 64 or 128, not {self.scale_block}"
         if self.candidates > _MOST_CANDIDATES_OF_TENSORRT:

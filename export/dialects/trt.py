@@ -147,7 +147,8 @@ class _Speller:
             case Softcap():
                 nodes.softcap(op.out, op.x, op.cap)
             case _:
-                raise ConfigError(f"engine: tensorrt cannot spell {type(op).__name__} yet: this model is for onnxruntime")
+                name = type(op).__name__
+                raise ConfigError(f"engine: tensorrt cannot spell {name} yet: this model is for onnxruntime")
 
     def _vector(self, name: str) -> str:
         return self.nodes.constant(name, self._spelling.norms[name])

@@ -1,8 +1,8 @@
 """Which graphs TensorRT 10.3 takes, as far as a graph alone can say. Pure: a ModelProto in, what is wrong with it out.
 
-A newer parser takes more than the one of JetPack 6.2, so that its consent is a check and no proof: this list holds what
-the dialect uses and nothing else, with the limits that the operators had in 10.3 (its support matrix, its release notes)
-or that its speed hangs on. An operator that is not here is refused: whoever adds one looks up what 10.3 does with it.
+A newer parser takes more than the one of JetPack 6.2, so that its consent is a check and no proof: this list holds
+what the dialect uses and nothing else, with the limits that the operators had in 10.3 (its support matrix, its release
+notes) or that speed hangs on. An operator that is not here is refused: whoever adds one looks up what 10.3 does with it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _problems(model: onnx.ModelProto) -> Iterator[str]:
         typed = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
     except onnx.shape_inference.InferenceError as problem:
         yield "types or shapes do not agree: " + " ".join(str(problem).split())
-        return
+        typed = onnx.shape_inference.infer_shapes(model)
     view = _View(typed.graph)
     for value in (*model.graph.input, *model.graph.output):
         if value.type.tensor_type.elem_type not in _NUMBERS:

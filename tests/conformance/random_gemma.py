@@ -11,8 +11,9 @@ import numpy as np
 
 from edge_runtime.bundle import Manifest, MemoryNeeds, TokenizerEntry
 from export.checkpoint import open_checkpoint
-from export.model_writer import ModelPlan, write_model
+from export.model_writer import ModelPlan
 from export.recipe import ExportRecipe
+from export.writing import write_model
 
 VOCAB, LAYERS, WINDOW, CONTEXT = 512, {"gemma2": 4, "gemma3": 6}, 8, 128
 _HIDDEN, _FFN, _HEADS, _KV_HEADS, _DIM = 64, 128, 4, 2, 32

@@ -193,7 +193,12 @@ def _ort_cases() -> list[Case]:
 
 
 def _reference_cases() -> list[Case]:
-    return []
+    def case(family: str, tolerance: Tolerance, **recipe: Any) -> Case:
+        opener = _tiny("reference", family, {"engine": "tensorrt", **recipe})
+        return Case("reference", f"{family}-{recipe['precision']}", tolerance, opener)
+
+    floats = [case(family, FLOAT32, precision="fp32") for family in FAMILIES]
+    return [*floats, case("gemma3", HALF, precision="fp16"), case("gemma2", HALF, precision="int4")]
 
 
 def _nf4_cases() -> list[Case]:
