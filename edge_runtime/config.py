@@ -57,7 +57,7 @@ class EngineConfig:
     """What runs the bundle's graphs; ``auto``: what they were exported for."""
     engines: str | None = None
     """Directory of what ``edge-runtime build`` made of a bundle for TensorRT; ``None``: in the bundle itself."""
-    cuda_graphs: Literal["off", "captured"] = "off"
+    cuda_graphs: Literal["none", "captured"] = "none"
     """Whether TensorRT's runs are captured and launched again: fewer microseconds each, for more memory."""
 
 
@@ -154,7 +154,8 @@ def read_config(path: Path, overrides: Overrides = Overrides()) -> Config:
             data["bundle"] = str(overrides.bundle.absolute())
     config = structure(Config, data, ConfigError, f"config {path}", _UNITS)
     for name, given in (("bundle", config.bundle), ("server.socket", config.server.socket),
-                        ("budget.recording", config.budget.recording), ("engine.engines", config.engine.engines)):  # fmt: skip
+                        ("budget.recording", config.budget.recording),
+                        ("engine.engines", config.engine.engines)):  # fmt: skip
         if given == "":
             raise ConfigError(f"config {path}: {name} is empty")
     place = path.absolute().parent

@@ -79,7 +79,7 @@ class LoadSettings:
     """What runs the graphs; ``auto``: what they were exported for."""
     engines: Path | None = None
     """What ``edge-runtime build`` made of the bundle for TensorRT; ``None``: in the bundle itself."""
-    cuda_graphs: GraphMode = "off"
+    cuda_graphs: GraphMode = "none"
     """Whether TensorRT's runs are captured and launched again."""
 
 

@@ -1,9 +1,9 @@
 """``cuda.bindings.runtime`` without a GPU. Knows no TensorRT; ``fake_tensorrt`` puts its runs on these streams.
 
 Memory of the device is memory of this process, filled with garbage when it is new. A stream is a list of what was asked
-for, and nothing of it happens before somebody waits: who reads too early reads garbage, who overwrites an input too early
-spoils the run. What the surface of the real bindings lacks is refused (``tests/cuda_surface.json``), and so is an address
-outside of what was allocated.
+for, and nothing of it happens before somebody waits: who reads too early reads garbage, who overwrites an input too
+early spoils the run. What the surface of the real bindings lacks is refused (``tests/cuda_surface.json``), and so is an
+address outside of what was allocated.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ class FakeRuntime:
             given = handler(self, *arguments)
             if isinstance(given, enum.IntEnum) and isinstance(given, self.cudaError_t):
                 return (given, None)
-            return (self.cudaError_t.cudaSuccess, *(given if isinstance(given, tuple) else () if given is None else (given,)))
+            values = given if isinstance(given, tuple) else () if given is None else (given,)
+            return (self.cudaError_t.cudaSuccess, *values)
 
         return call
 

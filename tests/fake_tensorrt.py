@@ -1,9 +1,10 @@
 """``tensorrt`` without TensorRT: the classes that our code uses, held to the surface of a real release.
 
-What a release lacks cannot be called here: a class has no member that its surface has not, a call takes what the real one
-takes, a property that cannot be set is not set. A plan is a few lines that name their ONNX file, and a run is onnxruntime
-over the buffers whose addresses it was told, when the fake stream comes to it (``fake_cuda``). Refuses what the real one
-refuses: shapes outside of the profile, addresses that are not aligned, a context without scratch, another release's plan.
+What a release lacks cannot be called here: a class has no member that its surface has not, a call takes what the real
+one takes, a property that cannot be set is not set. A plan is a few lines that name their ONNX file, and a run is
+onnxruntime over the buffers whose addresses it was told, when the fake stream comes to it (``fake_cuda``). Refuses what
+the real one refuses: shapes outside of the profile, addresses that are not aligned, a context without scratch, another
+release's plan.
 """
 
 from __future__ import annotations

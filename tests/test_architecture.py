@@ -55,7 +55,8 @@ HOMES: dict[str, tuple[str, ...]] = {
     "jinja2": ("edge_runtime/text/*", "export/chat_template.py"),
     "sentencepiece": ("edge_runtime/text/*", "export/tokenizer.py"),
     "onnxruntime": ("edge_runtime/engines/ort*.py", "export/calibration.py", "export/activations.py"),
-    "tensorrt": ("edge_runtime/engines/trt.py", "export/dialects/trt.py"),
+    "tensorrt": ("edge_runtime/engines/trt*.py",),
+    "cuda": ("edge_runtime/engines/cuda.py",),
     "bitsandbytes": ("edge_runtime/engines/torch_nf4.py",),
     "torch": (
         "edge_runtime/engines/torch_nf4.py",
@@ -88,7 +89,7 @@ HOMES: dict[str, tuple[str, ...]] = {
 }
 # Seconds, hundreds of megabytes or hardware: never by importing one of the runtime's modules.
 HEAVY: tuple[str, ...] = ("onnxruntime", "onnx", "torch", "transformers", "bitsandbytes", "tensorrt", "jtop")
-HEAVY += ("llama_cpp", "sentencepiece", "jinja2", "llguidance", "matplotlib")
+HEAVY += ("cuda", "llama_cpp", "sentencepiece", "jinja2", "llguidance", "matplotlib")
 
 VAGUE_NAMES = frozenset({"utils", "util", "common", "base", "helpers", "misc"})
 

@@ -106,7 +106,8 @@ def test_inputs_and_outputs_are_those_of_the_manifest() -> None:
     model = manifest().model("target")
     lines = [line for line in model.io if line.graph == "head"]
     shapes = [tuple(-1 if isinstance(size, str) else size for size in line.shape) for line in lines]
-    found = [EngineTensor(line.name, line.direction, line.dtype, shape) for line, shape in zip(lines, shapes, strict=True)]
+    pairs = list(zip(lines, shapes, strict=True))
+    found = [EngineTensor(line.name, line.direction, line.dtype, shape) for line, shape in pairs]
     assert io_problem(model, "head", found) is None
     first = found[0]
     rest = found[1:]
@@ -166,8 +167,8 @@ def test_what_is_stale_is_told_in_words(tmp_path: Path) -> None:
     assert "the weights in target.weights have changed" in reason(replace(of, weights={"target.weights": "0"}))
     longer = wanted_body(replace(OPTIONS, draft_length=9))
     assert reason(longer) == (
-        "built for decode of 1 to 8 rows and prefill of 9 to 64 rows, 128 tokens of past, and decode of 1 to 10 rows and "
-        "prefill of 11 to 64 rows, 128 tokens of past are wanted"
+        "built for decode of 1 to 8 rows and prefill of 9 to 64 rows, 128 tokens of past, and decode of 1 to 10 rows "
+        "and prefill of 11 to 64 rows, 128 tokens of past are wanted"
     )
     assert reason(replace(of, graph="other.onnx")) == "not built"
     (tmp_path / of.file).write_bytes(b"123")
@@ -189,8 +190,8 @@ def test_a_build_that_does_not_fit_is_refused_with_its_figures() -> None:
     with pytest.raises(OutOfBudget) as problem:
         refuse_beyond_room(needs, replace(board, host=board.host - 1))
     told = str(problem.value)
-    for words in ("4.50 GB", "3 x 1.00 GB of weights", "500 MB of workspace", "5.30 GB are available", "800 MB of these",
-                  "--workspace 476"):  # fmt: skip
+    for words in ("4.50 GB", "3 x 1.00 GB of weights", "500 MB of workspace", "5.30 GB are available",
+                  "800 MB of these", "--workspace 476"):  # fmt: skip
         assert words in told, told
     with pytest.raises(OutOfBudget, match="take a smaller model"):
         refuse_beyond_room(needs, replace(board, host=2_000_000_000))

@@ -1,4 +1,4 @@
-"""``edge-runtime build`` over a fake TensorRT that is held to the real one's surface: what is built, kept and refused."""
+"""``edge-runtime build`` over a fake TensorRT that is held to the real one's surface: what is built, kept, refused."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def test_what_the_builder_asks_beyond_the_room_is_refused_to_it(
     room = BuildRoom(4 << 30, None, 10 << 30, 0)
     monkeypatch.setattr(trt_build, "build_room", lambda request, cuda: room)
     trt.builder_wants = 5 << 30
-    with pytest.raises(DeviceError, match=r"TensorRT asked for 5.37 GB beside 0 MB, and 4.29 GB are its cap; out of mem"):
+    with pytest.raises(DeviceError, match=r"TensorRT asked for 5.37 GB beside 0 MB, and 4.29 GB are its cap; out of"):
         tiny.built(tmp_path, tiny.bundle())
     trt.builder_wants = 1000
     cuda.failures = {"cudaMalloc": (0, "cudaErrorMemoryAllocation")}

@@ -47,7 +47,9 @@ def engines(fakes: Fakes, tmp_path: Path) -> Path:
     return tmp_path / "engine"
 
 
-def opened(engines: Path, graphs: GraphMode = "off", role: str = "target", target: Engine | None = None, **given: object) -> DeltaEngine:
+def opened(
+    engines: Path, graphs: GraphMode = "none", role: str = "target", target: Engine | None = None, **given: object
+) -> DeltaEngine:
     settings = OrtSettings(**{name: getattr(SETTINGS, name) for name in SETTINGS.__slots__} | given)
     manifest = read_manifest(tiny.bundle())
     found = open_engine(tiny.bundle(), manifest, role, "tensorrt", settings, target, BuiltEngines(engines, graphs))
@@ -106,7 +108,7 @@ def answers(engine: Engine) -> dict[str, object]:
     return found
 
 
-@pytest.mark.parametrize("graphs", ["off", "captured"])
+@pytest.mark.parametrize("graphs", ["none", "captured"])
 @pytest.mark.parametrize("role", ["target", "draft"])
 def test_it_says_what_the_reference_says(fakes: Fakes, engines: Path, graphs: GraphMode, role: str) -> None:
     target = opened(engines, graphs)
@@ -268,7 +270,8 @@ def test_every_no_of_tensorrt_is_an_error_with_its_name(fakes: Fakes, engines: P
 
 
 _CUDA = ["cudaMalloc", "cudaMemsetAsync", "cudaHostAlloc", "cudaEventCreateWithFlags", "cudaStreamCreateWithFlags",
-         "cudaMemcpyAsync", "cudaMemcpy2DAsync", "cudaEventRecord", "cudaEventSynchronize", "cudaStreamSynchronize"]  # fmt: skip
+         "cudaMemcpyAsync", "cudaMemcpy2DAsync", "cudaEventRecord", "cudaEventSynchronize",
+         "cudaStreamSynchronize"]  # fmt: skip
 
 
 @pytest.mark.parametrize("call", _CUDA)

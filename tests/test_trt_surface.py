@@ -1,4 +1,4 @@
-"""Every name of TensorRT and of CUDA that our code uses is there in each release, and the fakes have nothing beside it."""
+"""Every name of TensorRT and of CUDA that our code uses is in each release, and the fakes have nothing beside it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from trt_surface import surface, versions
 
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST = "10.3.0"
-SOURCES = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "edge_runtime/engines").glob("trt*.py"))}
+PATHS = sorted((ROOT / "edge_runtime" / "engines").glob("trt*.py"))
+SOURCES = {path.name: path.read_text(encoding="utf-8") for path in PATHS}
 _FREE = frozenset({"__version__"})
 """Of the module, no class."""
 
@@ -60,7 +61,9 @@ def test_the_surfaces_are_those_of_the_releases_that_matter() -> None:
     assert [version.rpartition(".")[0] if version.count(".") > 2 else version for version in versions()] == [
         "10.3.0", "10.7.0", "10.16.1", "11.4.0",
     ]  # fmt: skip
-    assert len(surface(OLDEST)) > 20 and "create_execution_context_without_device_memory" not in surface(versions()[-1])["ICudaEngine"]
+    assert len(surface(OLDEST)) > 20
+    gone = "create_execution_context_without_device_memory"
+    assert gone in surface(OLDEST)["ICudaEngine"] and gone not in surface(versions()[-1])["ICudaEngine"]
 
 
 @pytest.mark.parametrize("version", versions())
@@ -89,9 +92,9 @@ def test_the_walk_sees_what_is_used() -> None:
     ("source", "version", "words"),
     [
         ("import tensorrt as trt\ntrt.BuilderFlag.FP16", "11.4.0.106", "has no BuilderFlag.FP16"),
-        ("def f(engine: trt.ICudaEngine):\n    engine.device_memory_size", "11.4.0.106", "ICudaEngine.device_memory_size"),
+        ("def f(a: trt.ICudaEngine):\n    a.device_memory_size", "11.4.0.106", "ICudaEngine.device_memory_size"),
         ("def f(engine):\n    engine.device_memory_size", "11.4.0.106", "has no device_memory_size"),
-        ("def f(config: trt.IBuilderConfig):\n    config.tiling_optimization_level", OLDEST, "tiling_optimization_level"),
+        ("def f(a: trt.IBuilderConfig):\n    a.tiling_optimization_level", OLDEST, "tiling_optimization_level"),
         (
             "def f(e: trt.ICudaEngine):\n    c = e.create_execution_context()\n    c.set_device_memory(5)",
             OLDEST,

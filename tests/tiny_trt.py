@@ -1,4 +1,4 @@
-"""A whole bundle of a tiny random Gemma 3 with a draft, exported for TensorRT: what builds and engines are tested on."""
+"""A whole bundle of a tiny random Gemma 3 with a draft, exported for TensorRT: what builds and engines are tried on."""
 
 from __future__ import annotations
 
@@ -80,6 +80,8 @@ class Quiet:
         self.lines.append(f"built {plan.graph}")
 
 
-def built(output: Path, bundle: Path, options: BuildOptions = OPTIONS, rebuild: bool = False) -> tuple[EngineRecord, Quiet]:
+def built(
+    output: Path, bundle: Path, options: BuildOptions = OPTIONS, rebuild: bool = False
+) -> tuple[EngineRecord, Quiet]:
     report = Quiet()
     return build_engines(BuildRequest(bundle, output, options, rebuild, reserve=0), report), report

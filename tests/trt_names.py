@@ -1,7 +1,7 @@
 """What a module of ours uses of TensorRT, found by walking its syntax tree. Knows no release; asks a surface for types.
 
 As much of a type checker as it takes: parameters and attributes by their annotations, locals by what they are assigned,
-calls by what the surface says that they give. Where it cannot tell what a thing is, it says so with ``class_name`` None.
+calls by what the surface says that they give. Where it cannot tell what a thing is, it says so: ``class_name`` None.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The API of four releases of TensorRT, as their bindings have it (``tools/tensorrt_surface.py``). Knows no code of ours."""
+"""The API of four releases of TensorRT, as their bindings have it (``tools/tensorrt_surface.py``). Knows no module."""
 
 from __future__ import annotations
 

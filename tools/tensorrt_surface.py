@@ -2,10 +2,10 @@
 
     python tools/tensorrt_surface.py DIR...
 
-Each DIR holds one release's bindings, as ``pip install --no-deps --target DIR tensorrt-cu12-bindings==VERSION`` puts them
-there; they load by stand-ins for the nine C functions that they miss (gcc needed). Writes ``tests/tensorrt_surface.json``
-(classes of ``KEPT``: member -> signature, or its kind, with the releases that have it so) and, of the first DIR, which is
-the oldest release that is supported, ``typings/tensorrt/__init__.pyi``.
+Each DIR holds one release's bindings, as ``pip install --no-deps --target DIR tensorrt-cu12-bindings==VERSION`` puts
+them there; they load by stand-ins for the nine C functions that they miss (gcc needed). Writes
+``tests/tensorrt_surface.json`` (classes of ``KEPT``: member -> signature, or its kind, with the releases that have it
+so) and, of the first DIR, which is the oldest release that is supported, ``typings/tensorrt/__init__.pyi``.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ def _dumped(directory: Path, scratch: Path) -> dict[str, Any]:
         for name in _LIBRARIES:
             libraries.append(str(scratch / f"{name}.so.{major}"))
             subprocess.run(
-                ["gcc", "-shared", "-fPIC", f"-Wl,-soname,{name}.so.{major}", "-o", libraries[-1], str(source)], check=True
+                ["gcc", "-shared", "-fPIC", f"-Wl,-soname,{name}.so.{major}", "-o", libraries[-1], str(source)],
+                check=True,
             )
     done = subprocess.run(
         [sys.executable, __file__, "--dump", str(directory), *libraries], check=True, capture_output=True, text=True
@@ -114,7 +115,8 @@ def _members(kind: type) -> dict[str, list[str]]:
             found[name] = ["class"]
         elif callable(value):
             matches = [_SIGNATURE.match(line) for line in (value.__doc__ or "").splitlines()]
-            signatures = [f"({match['of']}) -> {match['gives']}" for match in matches if match and match["name"] == name]
+            named = [match for match in matches if match and match["name"] == name]
+            signatures = [f"({match['of']}) -> {match['gives']}" for match in named]
             if signatures or not name.startswith("__"):
                 found[name] = signatures or ["(*args, **kwargs) -> object"]
         elif hasattr(kind, "__members__") or type(value).__name__ == "Severity":
@@ -154,7 +156,7 @@ def _json(versions: list[str], dumps: list[dict[str, Any]]) -> str:
 
 def _stubs(dump: dict[str, Any]) -> str:
     head = (
-        f'"""Of TensorRT {dump["version"]}, the oldest release that is supported; made by tools/tensorrt_surface.py."""\n'
+        f'"""TensorRT {dump["version"]}, the oldest release that is supported; made by tools/tensorrt_surface.py."""\n'
         "import mmap\nfrom collections.abc import Iterator, Sequence\nfrom typing import ClassVar, overload\n\n"
         "__version__: str\n\n_Buffer = bytes | bytearray | memoryview | mmap.mmap | IHostMemory\n"
         "_Shape = Dims | Sequence[int]\n"
@@ -168,7 +170,8 @@ def _stub(name: str, members: dict[str, list[str]], known: set[str]) -> str:
     enumeration = "value" in members and any(what == ["value"] for what in members.values())
     severity = name == "ILogger"
     if severity:
-        lines += ["    class Severity:", "        value: int", "        name: str", "        def __int__(self) -> int: ..."]
+        lines += ["    class Severity:", "        value: int", "        name: str"]
+        lines += ["        def __int__(self) -> int: ..."]
     for member, what in members.items():
         if what == ["value"]:
             kind = "ILogger.Severity" if name in ("ILogger", "Logger") else name

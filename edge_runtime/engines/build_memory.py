@@ -1,8 +1,8 @@
 """What building a plan takes of memory, and whether it is there. Pure; knows no TensorRT.
 
-Building is what kills small boards: it takes several times what running does, at once, and where processor and GPU share
-their memory nothing of it swaps. So it is reckoned and refused before anything is allocated. The factor is assumed: it
-stands for the file, the network's copy, the builder's own and the finished plan in host memory. No board has told yet.
+Building is what kills small boards: it takes several times what running does, at once, and where processor and GPU
+share their memory nothing of it swaps. So it is reckoned and refused before anything is allocated. The factor is
+assumed: it stands for the file, the network's copy, the builder's own and the finished plan. No board has told yet.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ def refuse_beyond_room(needs: BuildNeeds, room: BuildRoom) -> None:
     if wanted > allowed:
         raise OutOfBudget(
             f"building {needs.graph} may take {shown(wanted)} ({copies}), and {shown(allowed)} may be taken: "
-            f"{shown(room.host)} are available, {shown(room.reserve)} of these in reserve; {_advice(needs, room, wanted)}"
+            f"{shown(room.host)} are available, {shown(room.reserve)} of these in reserve; "
+            f"{_advice(needs, room, wanted)}"
         )
     if room.device is not None and needs.device > room.device:
         raise OutOfBudget(

@@ -1,9 +1,8 @@
-"""Which shapes a plan is built for, and whether its inputs and outputs are those of the bundle. Pure: knows a manifest,
-and no TensorRT.
+"""Which shapes a plan is built for, and whether its inputs and outputs are the bundle's. Pure; knows no TensorRT.
 
 A body has two profiles, since what is fast for a few rows is slow for a chunk: *decode* runs the K + 1 rows of a
-verification and fewer, *prefill* what is longer. A head has one. Where a graph leaves a size open, it is ``rows`` or the
-``capacity`` of the caches, and the latter is one number for all of a plan's life.
+verification and fewer, *prefill* what is longer. A head has one. Where a graph leaves a size open, it is ``rows`` or
+the ``capacity`` of the caches, and the latter is one number for all of a plan's life.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ def _sizes(line: Tensor, rows: int, context: int, model: Model) -> tuple[int, ..
     sizes = []
     for size in line.shape:
         if isinstance(size, str) and size not in known:
-            raise BundleError(f"{line.graph}: {line.name} has the size {size!r}, and a plan knows rows and capacity only")
+            raise BundleError(f"{line.graph}: {line.name} has the size {size!r}; a plan knows rows and capacity only")
         sizes.append(known[size] if isinstance(size, str) else size)
     return tuple(sizes)
 

@@ -18,7 +18,7 @@ from .ort_settings import OrtSettings
 from .protocol import Engine
 
 Backend = Literal["auto", "onnxruntime", "tensorrt", "reference"]
-GraphMode = Literal["off", "captured"]
+GraphMode = Literal["none", "captured"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class BuiltEngines:
 
     directory: Path | None = None
     """``None``: in the bundle itself, where ``edge-runtime build`` puts them."""
-    graphs: GraphMode = "off"
+    graphs: GraphMode = "none"
     verify_hashes: bool = True
 
 
@@ -61,8 +61,8 @@ def open_engine(
     """``target``: the engine of the same kind whose caches a model with ``shares`` writes to, and whose device it runs
     on. ``built``: of backend tensorrt.
 
-    Raises ``BundleError`` (a graph that does not load), ``ConfigError`` (settings beyond bundle or machine, engines that
-    are not built or of another machine), ``OutOfBudget`` and ``EngineError``.
+    Raises ``BundleError`` (a graph that does not load), ``ConfigError`` (settings beyond bundle or machine, engines
+    that are not built or of another machine), ``OutOfBudget`` and ``EngineError``.
     """
     chosen = chosen_backend(manifest, role, backend, str(directory))
     if chosen == "onnxruntime":

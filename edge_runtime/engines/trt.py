@@ -1,7 +1,7 @@
 """The graphs of a delta cache on TensorRT. Knows plans, addresses and one stream; neither slots' meaning nor tokens.
 
-A run is asked for and not waited for; what the host reads is fetched by copies that are. All that a body may be bound to
-is known once slot and number of rows are, so bindings are made once and kept.
+A run is asked for and not waited for; what the host reads is fetched by copies that are. All that a body may be bound
+to is known once slot and number of rows are, so bindings are made once and kept.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ANYWHERE = -1
 @dataclass(frozen=True, slots=True)
 class TrtSettings:
     slots: int = 1
-    graphs: GraphMode = "off"
+    graphs: GraphMode = "none"
     """CUDA graphs: fewer microseconds a run for more memory. Not tried on a board yet."""
 
 
@@ -188,7 +188,7 @@ class TrtExecutor:
     def _in_place(self, first: int) -> bool:
         """Whether the head may read its rows where the body left them. With graphs it never does: one of them for each
         number of rows is enough, one for each place as well would be too many."""
-        return self._graphs == "off" and first * self._sizes.hidden_size * FLOAT % ALIGNED == 0
+        return self._graphs == "none" and first * self._sizes.hidden_size * FLOAT % ALIGNED == 0
 
     # Addresses and copies
 

@@ -1,8 +1,8 @@
-"""Where each buffer of a model lies, on the device and in pinned memory of the host. Knows sizes and addresses, no plan.
+"""Where each buffer of a model lies, on the device and in pinned memory of the host. Knows sizes and addresses alone.
 
 All of a model's buffers are one allocation on the device, its caches first: on a board whose memory is in pieces the
-largest must come first, and once. What the host writes lies in the same order there and here, so that a body's inputs are
-one copy, a head's are one, and what a head says is one.
+largest must come first, and once. What the host writes lies in the same order there and here, so that a body's inputs
+are one copy, a head's are one, and what a head says is one.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ def _keep_timing_cache(config: trt.IBuilderConfig, path: Path) -> None:
 
 @contextmanager
 def _interruptible(cancelling: Cancelling) -> Iterator[None]:
-    """Ctrl-C ends a build at its next step: raised inside TensorRT, an exception would end the process without tidying."""
+    """Ctrl-C ends a build at its next step: raised inside TensorRT, an exception would end the process untidily."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,8 +1,8 @@
 """What TensorRT calls back: a log, a monitor of progress, an allocator. Knows neither graphs nor plans.
 
-TensorRT's calls say that they failed, and their log says why; so the log keeps what it was last told. The classes are made
-inside functions, for their bases are there only where tensorrt is. Nothing may be raised out of a callback: TensorRT
-prints it and goes on.
+TensorRT's calls say that they failed, and their log says why; so the log keeps what it was last told. The classes are
+made inside functions, for their bases are there only where tensorrt is. Nothing may be raised out of a callback:
+TensorRT prints it and goes on.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class TrtOpening:
     """Most bytes on the device, of all models together; ``None``: what there is, less the reserve."""
     deterministic: bool = False
     keeps_hidden: bool = False
-    graphs: GraphMode = "off"
+    graphs: GraphMode = "none"
     verify_hashes: bool = True
 
 
@@ -95,7 +95,8 @@ def checked_record(
 def _verify(bundle: Path, engines: Path, plan: PlanRecord) -> None:
     if file_sha256(engines / plan.file) != plan.sha256:
         raise EngineMismatch(
-            f"{engines / plan.file} is not what was written: its sha256 differs; run edge-runtime build {bundle} --rebuild"
+            f"{engines / plan.file} is not what was written: its sha256 differs; "
+            f"run edge-runtime build {bundle} --rebuild"
         )
 
 

@@ -13,8 +13,8 @@ OLDEST = (10, 3)
 OLDEST_SM = 75
 """Tensor cores that take blocks of four bits; Orin is 87."""
 _INSTALL = (
-    "on a Jetson it comes with JetPack (sudo apt install tensorrt python3-libnvinfer), and a virtual environment sees it "
-    "when made with --system-site-packages"
+    "on a Jetson it comes with JetPack (sudo apt install tensorrt python3-libnvinfer), and a virtual environment sees "
+    "it when made with --system-site-packages"
 )
 
 

@@ -1,9 +1,9 @@
 """One plan, run. Knows contexts, profiles and captured graphs; knows addresses, and nothing of what lies there.
 
-What a run is bound to - profile, shapes, addresses - is a ``Binding`` that its owner makes once and hands over again: the
-same object means that nothing has to be set. With CUDA graphs each binding is captured behind its first run, in a context
-of its own, since a captured graph stands only as long as its context is not bound anew. There are few: bindings beyond
-``_MOST_GRAPHS`` run without.
+What a run is bound to - profile, shapes, addresses - is a ``Binding`` that its owner makes once and hands over again:
+the same object means that nothing has to be set. With CUDA graphs each binding is captured behind its first run, in a
+context of its own, since a captured graph stands only as long as its context is not bound anew. There are few: bindings
+beyond ``_MOST_GRAPHS`` run without.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Runner:
 
     def run(self, binding: Binding) -> None:
         """Asks for one run; the stream says when it is done."""
-        if self._graphs == "off":
+        if self._graphs == "none":
             self._plain(binding)
             return
         known = self._captured.get(binding)

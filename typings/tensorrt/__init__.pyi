@@ -1,4 +1,4 @@
-"""Of TensorRT 10.3.0, the oldest release that is supported; made by tools/tensorrt_surface.py."""
+"""TensorRT 10.3.0, the oldest release that is supported; made by tools/tensorrt_surface.py."""
 import mmap
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, overload
