@@ -1,4 +1,4 @@
-"""``edge-runtime build``: a bundle's graphs become TensorRT engines for this machine. Asks and shows, builds nothing."""
+"""``edge-runtime build``: a bundle's graphs become TensorRT engines for this machine. Asks and shows, builds none."""
 
 from __future__ import annotations
 

@@ -54,7 +54,8 @@ class TrtExecutor:
         model = manifest.model(role)
         body, head = record.plans[model.body], record.plans[model.head]
         self._device, self._target, self._body_plan = device, target, body
-        self._layout = layout_of(model, body, settings.slots, None if target is None else target.layout)
+        context = min(record.options.context, model.max_context)
+        self._layout = layout_of(model, body, settings.slots, context, None if target is None else target.layout)
         self._sizes = sizes = sizes_of(model, body, head, self._layout)
         self._places = device_places(sizes)
         self._names = {tensor.name for tensor in body.io}
@@ -165,12 +166,12 @@ class TrtExecutor:
             addresses["hidden_in"] = self._at("hidden_in")
         if sizes.feeds:
             addresses["feed"] = self._at("feed")
-        new = layout.new(rows)
+        new, region = layout.new(rows), self._at("new") if "new" in self._places else 0
         for i, place in enumerate(layout.caches):
             for part, begins in zip(PARTS, new[i], strict=True):
                 shapes[f"past_{part}_{i}"] = (1, place.kv_heads, layout.capacity, place.head_dim)
                 addresses[f"past_{part}_{i}"] = self._arena() + layout.past(slot, i, part)
-                addresses[f"new_{part}_{i}"] = self._at("new") + begins
+                addresses[f"new_{part}_{i}"] = region + begins
         known = {name: address for name, address in addresses.items() if name in self._names}
         return self._bound(_profile_of(self._body_plan, rows), shapes, known)
 

@@ -107,13 +107,13 @@ def host_places(of: Sizes) -> Places:
     return Places([*exchanged(of), ("logits_row", of.vocab_size * FLOAT)])
 
 
-def layout_of(model: Model, body: PlanRecord, slots: int, target: Layout | None) -> Layout:
-    """The capacity is the plan's. Raises ``ValueError`` where a model that shares its caches is given none."""
+def layout_of(model: Model, body: PlanRecord, slots: int, context: int, target: Layout | None) -> Layout:
+    """The capacity is the plan's, ``context`` where it has no past. Raises ``ValueError`` without caches to share."""
     if model.shares is not None:
         if target is None:
             raise ValueError("a model that shares its caches needs the executor that owns them")
         return shared_layout(target, model.shares)
-    return own_layout(model.layers, _ITEM[model.kv_dtype], slots, capacity_of(body.profiles, body.io) or 1)
+    return own_layout(model.layers, _ITEM[model.kv_dtype], slots, capacity_of(body.profiles, body.io) or context)
 
 
 def sizes_of(model: Model, body: PlanRecord, head: PlanRecord, layout: Layout) -> Sizes:
@@ -124,7 +124,7 @@ def sizes_of(model: Model, body: PlanRecord, head: PlanRecord, layout: Layout) -
         max_rows=max_rows,
         max_head_rows=max(profile.most_rows for profile in head.profiles),
         hidden_size=model.hidden_size,
-        embedded=shapes["embeddings"][-1],
+        embedded=shapes.get("embeddings", (model.hidden_size,))[-1],  # parallel heads embed nothing
         vocab_size=model.vocab_size,
         candidates=model.candidates,
         hidden_input=model.hidden_input,
