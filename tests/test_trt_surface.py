@@ -66,6 +66,20 @@ def test_the_surfaces_are_those_of_the_releases_that_matter() -> None:
     assert gone in surface(OLDEST)["ICudaEngine"] and gone not in surface(versions()[-1])["ICudaEngine"]
 
 
+def test_the_stubs_are_the_oldest_surface() -> None:
+    """What mypy checks against is what the bindings of that release have, no more and no less."""
+    tree = ast.parse((ROOT / "typings" / "tensorrt" / "__init__.pyi").read_text(encoding="utf-8"))
+    told = {}
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            names = {part.name for part in node.body if isinstance(part, ast.FunctionDef | ast.ClassDef)}
+            names |= {ast.unparse(part.target) for part in node.body if isinstance(part, ast.AnnAssign)}
+            told[node.name] = names - {"__int__", "__buffer__"}
+    assert told.pop("Logger") | {"Severity"} == set(surface(OLDEST)["Logger"])
+    wanted = {name: set(members) for name, members in surface(OLDEST).items() if name != "Logger"}
+    assert told == wanted
+
+
 @pytest.mark.parametrize("version", versions())
 def test_every_name_in_use_is_in_every_release(version: str) -> None:
     assert problems(everything(version), version) == []

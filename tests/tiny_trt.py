@@ -26,9 +26,9 @@ GRAPHS = ("target.body.onnx", "target.head.onnx", "draft.body.onnx", "draft.head
 
 
 @cache
-def bundle(precision: str = "fp32") -> Path:
+def bundle(precision: str = "fp32", draft_layers: int = 4) -> Path:
     """For all to read: a test that damages it takes a copy."""
-    place = _place() / precision
+    place = _place() / f"{precision}-{draft_layers}"
     recipe = ExportRecipe(
         source=str(_checkpoint()),
         output=str(place),
@@ -36,7 +36,7 @@ def bundle(precision: str = "fp32") -> Path:
         precision=precision,  # type: ignore[arg-type]
         calibration="none",
         max_context=CONTEXT,
-        draft=DraftRecipe(layers=4, vocab_rows=448),
+        draft=DraftRecipe(layers=draft_layers, vocab_rows=448),
     )
     build_bundle(recipe, lambda what, done, total: None)
     return place
