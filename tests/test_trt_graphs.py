@@ -234,7 +234,7 @@ def test_parity_prints_what_the_dialect_costs(tmp_path: Path) -> None:
     assert told["twin"]["max_abs_logit_error"] <= told["twin"]["tolerance"] == 2e-2
     assert 0 < told["nll_bundle"] and told["twin"]["activations"]["wide"]["magnitude"] > 0
     printed = CliRunner().invoke(main, common).stdout
-    for words in ("tolerance", "within", "max |activation| in float16", "top-1 agreement", "max |dlogit|"):
+    for words in ("tolerance", "within", "rollback", "max |activation| in float16", "top-1 agreement", "max |dlogit|"):
         assert words in printed
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "text.txt"], "the twin is gone"
 
