@@ -13,6 +13,7 @@ import onnxruntime
 import pytest
 import tiny_bundle
 from click.testing import CliRunner
+from safetensors.numpy import load_file, save_file
 from tiny_drafters import Oracle, random_drafter, save
 from tiny_models import TinyConfig, export_tiny, run_in_chunks, save_tiny
 
@@ -23,8 +24,10 @@ from edge_runtime.engines.protocol import Engine, HeadRequest, Ids, StepInput
 from edge_runtime.errors import BundleError, ConfigError
 from edge_runtime.soundness import refuse_unsound
 from export.__main__ import main
+from export.activations import largest_activations
 from export.build import build_bundle
 from export.checkpoint import open_checkpoint
+from export.dialects.trt import HEADROOM
 from export.recipe import DraftRecipe, ExportRecipe
 from export.twin import write_twin
 from export.twin_parity import compare_twins
@@ -93,7 +96,24 @@ def test_a_twin_of_other_weights_is_noticed(tmp_path: Path) -> None:
     assert not found.agrees and found.max_abs_logit_error > 0.1
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "int4"])
+@pytestdef test_sums_beyond_float16_stay_finite(tmp_path: Path) -> None:
+    """Ten thousand times the last product of each layer, which its norm takes out again."""
+    source = save_tiny(tmp_path / "checkpoint", TinyConfig(layers=2))
+    (file,) = source.glob("*.safetensors")
+    weights = load_file(file)
+    for name in weights:
+        if name.endswith("down_proj.weight"):
+            weights[name] *= 1e4
+    save_file(weights, file, metadata={"format": "pt"})
+    wanted = run_in_chunks(opened(*export_tiny(tmp_path / "ort", source, precision="fp32")), some_ids(), [48])
+    directory, manifest = export_tiny(tmp_path / "trt", source, engine="tensorrt", precision="fp16")
+    found = run_in_chunks(opened(directory, manifest), some_ids(), [48])
+    assert np.abs(found - wanted).max() <= 0.1 * np.std(wanted)
+    largest = largest_activations(directory, manifest.models[TARGET], np.ones((16, 64), np.float32)).narrow
+    assert largest is not None and 65504 / HEADROOM < largest.magnitude < 65504
+
+
+.mark.parametrize("precision", ["fp32", "fp16", "int4"])
 def test_rollback_is_exact(precision: str, tmp_path: Path) -> None:
     source = save_tiny(tmp_path / "checkpoint", TinyConfig(layers=2))
     engine = opened(*export_tiny(tmp_path / "trt", source, engine="tensorrt", precision=precision))
