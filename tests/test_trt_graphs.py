@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 from tiny_drafters import Oracle, random_drafter, save
 from tiny_models import TinyConfig, export_tiny, run_in_chunks, save_tiny
 
-from edge_runtime.bundle import MTP, TARGET, Manifest, read_manifest
+from edge_runtime.bundle import MTP, SELF, TARGET, Manifest, read_manifest
 from edge_runtime.engines.opening import open_engine
 from edge_runtime.engines.ort_settings import OrtSettings
 from edge_runtime.engines.protocol import Engine, HeadRequest, Ids, StepInput
@@ -28,7 +28,7 @@ from export.activations import largest_activations
 from export.build import build_bundle
 from export.checkpoint import open_checkpoint
 from export.dialects.trt import HEADROOM
-from export.recipe import DraftRecipe, ExportRecipe
+from export.recipe import DraftRecipe, ExportRecipe, SelfDraftRecipe
 from export.twin import write_twin
 from export.twin_parity import compare_twins
 
@@ -51,10 +51,12 @@ def some_ids(count: int = 48) -> Ids:
     return np.random.default_rng(7).integers(3, 500, count).astype(np.int64)
 
 
-def opened(directory: Path, manifest: Manifest, role: str = TARGET, **settings: Any) -> Engine:
+def opened(
+    directory: Path, manifest: Manifest, role: str = TARGET, target: Engine | None = None, **settings: Any
+) -> Engine:
     backend = "reference" if manifest.models[role].dialect == "tensorrt" else "onnxruntime"
     given = {"capacity": 100, "threads": 1, "max_rows": 48, "max_head_rows": 48, **settings}
-    return open_engine(directory, manifest, role, backend, OrtSettings(**given))  # type: ignore[arg-type]
+    return open_engine(directory, manifest, role, backend, OrtSettings(**given), target)  # type: ignore[arg-type]
 
 
 def test_fp32_equals_the_other_dialect_in_chunks_of_any_size(tiny: Path, tmp_path: Path) -> None:
@@ -187,11 +189,13 @@ def checkpoint() -> Any:
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """In fp32, with a reduced draft and a multi-token drafter of a width of its own."""
+    """In fp32, with a reduced draft, the same layers as a self-draft, and a multi-token drafter of its own width."""
     folder = tmp_path_factory.mktemp("bundles")
     drafter = save(folder / "mtp", random_drafter(checkpoint(), width=96))
     draft = DraftRecipe(layers=2, vocab_rows=128)
-    build_bundle(wanted_recipe(folder / "b", precision="fp32", mtp=str(drafter), draft=draft), silent)
+    stem = SelfDraftRecipe(layers=2, vocab_rows=128)
+    keys = {"precision": "fp32", "mtp": str(drafter), "draft": draft, "self_draft": stem}
+    build_bundle(wanted_recipe(folder / "b", **keys), silent)
     return folder / "b"
 
 
@@ -238,6 +242,19 @@ def test_a_reduced_draft_names_tokens(bundle: Path) -> None:
         logits = engine.logits(row)
         assert len(logits) == 128 and head.argmax[row] == ids[logits.argmax()]
         assert head.gathered[row] == logits[row]
+
+
+def test_a_self_draft_goes_on_from_what_its_target_has_run(bundle: Path) -> None:
+    """It says what a pruned draft of the same layers says, which has run all of the text by itself."""
+    manifest, ids = read_manifest(bundle), some_ids(12)
+    target, draft = opened(bundle, manifest), opened(bundle, manifest, "draft")
+    own = opened(bundle, manifest, SELF, target=target)
+    target.forward(StepInput(0, ids[:9], 0, None))
+    own.forward(StepInput(0, ids[9:], 9, HeadRequest(0, 3)))
+    draft.forward(StepInput(0, ids, 0, HeadRequest(9, 12)))
+    for row in range(3):
+        assert np.abs(own.logits(row) - draft.logits(row)).max() <= 1e-4
+    assert "target.weights" in manifest.models[SELF].weights, "its layers are the target's bytes"
 
 
 def test_parity_prints_what_the_dialect_costs(tmp_path: Path) -> None:
