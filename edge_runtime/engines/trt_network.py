@@ -161,6 +161,7 @@ def _interruptible(cancelling: Cancelling) -> Iterator[None]:
 
     def ask(number: int, frame: object) -> None:
         cancelling.wanted = True
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # who asks twice does not want to wait for the step
 
     before = signal.signal(signal.SIGINT, ask)
     try:
