@@ -64,8 +64,6 @@ class _Walk:
         else:
             if isinstance(node, ast.AnnAssign | ast.Assign):
                 self._assigned(node, known)
-            if isinstance(node, ast.For):
-                pass
             if isinstance(node, ast.Attribute):
                 self._used(node, known, None)
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -100,10 +98,9 @@ class _Walk:
             self.visit(child, inner)
 
     def _assigned(self, node: ast.Assign | ast.AnnAssign, known: dict[str, str]) -> None:
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        kind = annotated(node.annotation) if isinstance(node, ast.AnnAssign) else None
-        kind = kind or (None if node.value is None else self.kind(node.value, known))
-        for target in targets:
+        for target, value in pairs_of(node):
+            kind = annotated(node.annotation) if isinstance(node, ast.AnnAssign) else None
+            kind = kind or self.kind(value, known)
             if isinstance(target, ast.Name):
                 known.pop(target.id, None)
                 if kind is not None:
@@ -115,6 +112,8 @@ class _Walk:
             return
         kind = self.kind(node.value, known)
         if kind is not None and (name := kind.removeprefix("type ")) in self.api:
+            if call is not None and kind != name:
+                call = (call[0] - 1, call[1])  # through its class: the first argument is the thing itself
             self.uses.append(Use(name, node.attr, node.lineno, call))
         elif kind is None and not (isinstance(node.value, ast.Name) and node.value.id == "self"):
             self.uses.append(Use(None, node.attr, node.lineno))
@@ -161,6 +160,16 @@ def annotated(node: ast.expr | None) -> str | None:
     return found[0] if len(found) == 1 and "[" not in ast.unparse(node) else None
 
 
+def pairs_of(node: ast.Assign | ast.AnnAssign) -> list[tuple[ast.expr, ast.expr]]:
+    """(target, value), those of ``a, b = c, d`` one by one."""
+    if node.value is None:
+        return []
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    if isinstance(targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple):
+        return list(zip(targets[0].elts, node.value.elts, strict=True))
+    return [(target, node.value) for target in targets]
+
+
 def _attributes(walk: _Walk, node: ast.ClassDef, known: dict[str, str]) -> dict[str, str]:
     """What ``self`` holds, by the assignments of all methods, in order."""
     walk.attributes = {}
@@ -169,13 +178,9 @@ def _attributes(walk: _Walk, node: ast.ClassDef, known: dict[str, str]) -> dict[
             one.arg: kind for one in method.args.args if (kind := annotated(one.annotation)) is not None
         }
         for part in ast.walk(method):
-            if not isinstance(part, ast.Assign | ast.AnnAssign) or part.value is None:
+            if not isinstance(part, ast.Assign | ast.AnnAssign):
                 continue
-            targets = part.targets if isinstance(part, ast.Assign) else [part.target]
-            pairs = [(target, part.value) for target in targets]
-            if isinstance(targets[0], ast.Tuple) and isinstance(part.value, ast.Tuple):
-                pairs = list(zip(targets[0].elts, part.value.elts, strict=True))
-            for target, value in pairs:
+            for target, value in pairs_of(part):
                 kind = annotated(part.annotation) if isinstance(part, ast.AnnAssign) else None
                 kind = kind or walk.kind(value, inner)
                 if kind is not None and isinstance(target, ast.Name):
