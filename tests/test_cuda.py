@@ -33,7 +33,8 @@ def test_a_status_is_told_with_call_name_and_number(runtime: FakeRuntime) -> Non
     with pytest.raises(DeviceError) as problem:
         cuda.allocate(100)
     assert isinstance(problem.value, EngineError)
-    assert (problem.value.call, problem.value.name, problem.value.code) == ("cudaMalloc", "cudaErrorMemoryAllocation", 2)
+    told = problem.value
+    assert (told.call, told.name, told.code) == ("cudaMalloc", "cudaErrorMemoryAllocation", 2)
     assert str(problem.value) == "cudaMalloc: cudaErrorMemoryAllocation (2): as a test wants it"
 
 

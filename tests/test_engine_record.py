@@ -121,7 +121,8 @@ def test_inputs_and_outputs_are_those_of_the_manifest() -> None:
     ):
         assert words in (io_problem(model, "head", [*other, *rest]) or "")
     fixed = EngineTensor("past_key_0", "in", "float16", (1, 2, 512, 32))
-    assert capacity_of((), [fixed]) == 512 and capacity_of((), []) is None
+    (head,) = profiles(model, "head", OPTIONS, "target")
+    assert capacity_of([head], [fixed]) == 512 and capacity_of([head], []) is None
 
 
 # --- the record
@@ -202,7 +203,7 @@ def test_a_gpu_with_its_own_memory_is_asked_apart() -> None:
     room = BuildRoom(host=needs.host + 800_000_000, device=needs.device, disk=needs.plan)
     refuse_beyond_room(needs, room)
     assert allocation_cap(room) == needs.device
-    with pytest.raises(OutOfBudget, match="1.50 GB of the GPU's memory"):
+    with pytest.raises(OutOfBudget, match=r"1.50 GB of the GPU's memory"):
         refuse_beyond_room(needs, replace(room, device=needs.device - 1))
     with pytest.raises(OutOfBudget, match="of the disk"):
         refuse_beyond_room(needs, replace(room, disk=needs.plan - 1))

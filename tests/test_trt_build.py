@@ -23,7 +23,7 @@ from edge_runtime.cli import main
 from edge_runtime.engines import trt_build
 from edge_runtime.engines.build_memory import BuildRoom
 from edge_runtime.engines.engine_record import RECORD_NAME, EngineMismatch, read_record
-from edge_runtime.errors import BundleError, ConfigError, DeviceError, OutOfBudget
+from edge_runtime.errors import BundleError, ConfigError, DeviceError
 from edge_runtime.resident import MachineMemory
 
 Fakes = tuple[FakeTensorRT, FakeRuntime]

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
-from fake_cuda import FakeRuntime
 from fake_cuda import _SURFACE as CUDA
+from fake_cuda import FakeRuntime
 from fake_tensorrt import FakeTensorRT
 from trt_names import Override, Use, given_by, uses_of
 from trt_surface import surface, versions

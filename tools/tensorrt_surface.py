@@ -101,7 +101,7 @@ def _members(kind: type) -> dict[str, list[str]]:
     """Name -> signatures of a method; "property" or "settable" and its type; "value" of an enumeration."""
     found = {}
     for name in dir(kind):
-        if (name.startswith("_") and name not in _DUNDERS) or name.startswith("add_") and name != _PROFILES:
+        if (name.startswith("_") and name not in _DUNDERS) or (name.startswith("add_") and name != _PROFILES):
             continue
         value = getattr(kind, name)
         if isinstance(value, property):
@@ -157,11 +157,13 @@ def _json(versions: list[str], dumps: list[dict[str, Any]]) -> str:
 def _stubs(dump: dict[str, Any]) -> str:
     head = (
         f'"""TensorRT {dump["version"]}, the oldest release that is supported; made by tools/tensorrt_surface.py."""\n'
-        "import mmap\nfrom collections.abc import Iterator, Sequence\nfrom typing import ClassVar, overload\n\n"
-        "__version__: str\n\n_Buffer = bytes | bytearray | memoryview | mmap.mmap | IHostMemory\n"
-        "_Shape = Dims | Sequence[int]\n"
+        "import mmap\nfrom collections.abc import Sequence\nfrom typing import ClassVar, overload\n\n__version__: str\n"
     )
-    return head + "".join(_stub(name, dump["classes"][name], set(dump["classes"])) for name in KEPT)
+    tail = (
+        "\n_Buffer = bytes | bytearray | memoryview | mmap.mmap | IHostMemory\n_Shape = Dims | Sequence[int]\n"
+    )
+    known = set(dump["classes"])
+    return head + "".join(_stub(name, dump["classes"][name], known) for name in KEPT) + tail
 
 
 def _stub(name: str, members: dict[str, list[str]], known: set[str]) -> str:

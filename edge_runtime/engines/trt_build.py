@@ -30,7 +30,6 @@ from .engine_record import (
     BuildOptions,
     EngineMismatch,
     EngineRecord,
-    EngineTensor,
     MachineFacts,
     PlanRecord,
     Wanted,

@@ -1,12 +1,9 @@
 """TensorRT 10.3.0, the oldest release that is supported; made by tools/tensorrt_surface.py."""
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, overload
 
 __version__: str
-
-_Buffer = bytes | bytearray | memoryview | mmap.mmap | IHostMemory
-_Shape = Dims | Sequence[int]
 
 class AllocatorFlag:
     RESIZABLE: ClassVar[AllocatorFlag]
@@ -536,3 +533,6 @@ class TensorLocation:
     @property
     def value(self) -> int: ...
     def __int__(self) -> int: ...
+
+_Buffer = bytes | bytearray | memoryview | mmap.mmap | IHostMemory
+_Shape = Dims | Sequence[int]
