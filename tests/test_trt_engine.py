@@ -4,6 +4,7 @@ failure by name, and leave nothing behind."""
 from __future__ import annotations
 
 import gc
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -37,14 +38,18 @@ TEXT: Ids = (np.arange(40) * 37 % 400 + 20).astype(np.int64)
 
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fakes]:
-    monkeypatch.setattr(trt_build, "machine_memory", lambda: MachineMemory(16 << 30, 12 << 30))
     yield from installed(monkeypatch)
 
 
-@pytest.fixture
-def engines(fakes: Fakes, tmp_path: Path) -> Path:
-    tiny.built(tmp_path / "engine", tiny.bundle())
-    return tmp_path / "engine"
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built once, for all to read: plans of the fake are files."""
+    place = tmp_path_factory.mktemp("engines")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trt_build, "machine_memory", lambda: MachineMemory(16 << 30, 12 << 30))
+        for _ in installed(patch):
+            tiny.built(place, tiny.bundle())
+    return place
 
 
 def opened(
@@ -125,9 +130,11 @@ def test_it_says_what_the_reference_says(fakes: Fakes, engines: Path, graphs: Gr
     nothing_is_left(fakes[1])
 
 
-@pytest.mark.parametrize("precision", ["fp16", "int4"])
-def test_half_precision_runs_as_the_reference_does(fakes: Fakes, tmp_path: Path, precision: str) -> None:
-    bundle = tiny.bundle(precision)
+def test_four_bits_and_half_caches_run_as_the_reference_does(
+    fakes: Fakes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    bundle = tiny.bundle("int4", draft_layers=1)
+    monkeypatch.setattr(trt_build, "machine_memory", lambda: MachineMemory(16 << 30, 12 << 30))
     tiny.built(tmp_path, bundle)
     manifest = read_manifest(bundle)
     engine = open_engine(bundle, manifest, "target", "tensorrt", SETTINGS, built=BuiltEngines(tmp_path))
@@ -343,6 +350,7 @@ def test_engines_that_do_not_fit_are_told_with_what_to_run(
         with pytest.raises(EngineMismatch, match=r"built by TensorRT 10.3.0, and here is 10.7.0; run .* --rebuild"):
             opened(engines)
     for trt, _ in installed(monkeypatch):
+        engines = Path(shutil.copytree(engines, tmp_path / "copy"))
         plan = engines / "target.head.plan"
         data = plan.read_bytes()
         plan.write_bytes(data[:-1] + b" ")
