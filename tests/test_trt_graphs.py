@@ -98,7 +98,7 @@ def test_a_twin_of_other_weights_is_noticed(tmp_path: Path) -> None:
     assert not found.agrees and found.max_abs_logit_error > 0.1
 
 
-@pytestdef test_sums_beyond_float16_stay_finite(tmp_path: Path) -> None:
+def test_sums_beyond_float16_stay_finite(tmp_path: Path) -> None:
     """Ten thousand times the last product of each layer, which its norm takes out again."""
     source = save_tiny(tmp_path / "checkpoint", TinyConfig(layers=2))
     (file,) = source.glob("*.safetensors")
@@ -115,7 +115,7 @@ def test_a_twin_of_other_weights_is_noticed(tmp_path: Path) -> None:
     assert largest is not None and 65504 / HEADROOM < largest.magnitude < 65504
 
 
-.mark.parametrize("precision", ["fp32", "fp16", "int4"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int4"])
 def test_rollback_is_exact(precision: str, tmp_path: Path) -> None:
     source = save_tiny(tmp_path / "checkpoint", TinyConfig(layers=2))
     engine = opened(*export_tiny(tmp_path / "trt", source, engine="tensorrt", precision=precision))
@@ -269,7 +269,7 @@ def test_parity_prints_what_the_dialect_costs(tmp_path: Path) -> None:
     assert found.exit_code == 0, found.output
     told = json.loads(found.stdout)
     assert told["twin"]["max_abs_logit_error"] <= told["twin"]["tolerance"] == 2e-2
-    assert 0 < told["nll_bundle"] and told["twin"]["activations"]["wide"]["magnitude"] > 0
+    assert told["nll_bundle"] > 0 and told["twin"]["activations"]["wide"]["magnitude"] > 0
     printed = CliRunner().invoke(main, common).stdout
     for words in ("tolerance", "within", "rollback", "max |activation| in float16", "top-1 agreement", "max |dlogit|"):
         assert words in printed

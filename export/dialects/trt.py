@@ -41,8 +41,8 @@ from .trt_readout import spell_readout
 
 EMBEDDINGS = "embeddings"
 HEADROOM = 16.0
-"""A power of two that the last product of a layer is divided by: it sums up thousands of gated values, and the norm behind
-it does not care."""
+"""A power of two that the last product of a layer is divided by: it sums up thousands of gated values, and the norm
+behind it does not care."""
 
 
 @dataclass(frozen=True, slots=True)

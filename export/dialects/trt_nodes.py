@@ -11,7 +11,6 @@ from onnx import TensorProto, helper
 
 from .ort_nodes import IR_VERSION, OPSET, Nodes
 
-
 _ROOT = float(np.sqrt(2.0 / np.pi))
 
 
