@@ -72,7 +72,8 @@ def executor_of(engine: DeltaEngine) -> TrtExecutor:
 
 
 def nothing_is_left(cuda: FakeRuntime) -> None:
-    gc.collect()
+    if any(cuda.held.values()):
+        gc.collect()  # what an error's frames still hold, in a circle
     assert set(cuda.held.values()) == {0}, cuda.held
 
 

@@ -53,7 +53,8 @@ _SPELT = {
     "typing_extensions.CapsuleType": "capsule", "collections.abc.Sequence[": "list[", "List[": "list[",
     "Tuple[": "tuple[",
 }  # fmt: skip
-_PLAIN = {"int", "float", "str", "bool", "bytes", "object", "list", "tuple", "dict"}
+_PLAIN = {"int", "float", "str", "bool", "bytes", "object", "list", "tuple", "dict", "slice"}
+_BARE = {"list": "list[int]", "tuple": "tuple[int, ...]"}
 
 
 def main(directories: list[str]) -> None:
@@ -228,7 +229,8 @@ def _type(text: str, known: set[str], taken: bool = False) -> str:
             return word
         return _TYPES.get(word, "ILogger.Severity" if word == "ILogger.Severity" else "object")
 
-    return re.sub(r"[\w.:]*[\w]", one, text.strip())
+    text = re.sub(r"[\w.:]*[\w]", one, text.strip())
+    return re.sub(r"\b(list|tuple)\b(?!\[)", lambda match: _BARE[match[0]], text)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ def earlier_than_10(engine: trt.ICudaEngine, context: trt.IExecutionContext) -> 
 
 def called_wrongly(context: trt.IExecutionContext, network: trt.INetworkDefinition) -> None:
     context.set_device_memory(5)  # type: ignore[call-arg]
-    context.set_input_shape("x", 5)  # type: ignore[arg-type]
+    context.set_input_shape("x", 5)  # type: ignore[call-overload]
     context.set_tensor_address("x", "y")  # type: ignore[arg-type]
     network.num_inputs = 3  # type: ignore[misc]
 

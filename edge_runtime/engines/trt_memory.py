@@ -143,9 +143,10 @@ class PinnedBuffers:
         """Raises ``DeviceError``."""
         self._places = host_places(of)
         self._address = cuda.allocate_pinned(self._places.size)
-        self._block = (ctypes.c_uint8 * self._places.size).from_address(self._address)
+        block = (ctypes.c_uint8 * self._places.size).from_address(self._address)
         # Not at exit: the driver is gone by then, and the memory with it.
-        weakref.finalize(self._block, cuda.free_pinned, self._address).atexit = False
+        weakref.finalize(block, cuda.free_pinned, self._address).atexit = False
+        self._view = memoryview(block)
         ctypes.memset(self._address, 0, self._places.size)
         fed, rows, head_rows = of.hidden_input, of.max_rows, of.max_head_rows
         self.host = HostBuffers(
@@ -170,7 +171,9 @@ class PinnedBuffers:
         return self._address + self._places[name].offset
 
     def _floats(self, name: str, *shape: int) -> Floats:
-        return np.frombuffer(self._block, np.float32, math.prod(shape), self._places[name].offset).reshape(shape)
+        found: Floats = np.frombuffer(self._view, np.float32, math.prod(shape), self._places[name].offset)
+        return found.reshape(shape)
 
     def _ints(self, name: str, *shape: int) -> Int32s:
-        return np.frombuffer(self._block, np.int32, math.prod(shape), self._places[name].offset).reshape(shape)
+        found: Int32s = np.frombuffer(self._view, np.int32, math.prod(shape), self._places[name].offset)
+        return found.reshape(shape)
