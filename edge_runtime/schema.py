@@ -7,7 +7,6 @@ key was meant, nor does it say what a key may be, and that is what this module a
 from __future__ import annotations
 
 import dataclasses
-import functools
 import re
 import types
 import typing
@@ -22,6 +21,8 @@ T = TypeVar("T")
 
 _PLACE = re.compile(r"(?P<what>.*) - at `\$\.?(?P<place>[^`]*)`", re.DOTALL)
 _ENUM = "Invalid enum value "
+_KNOWN_HINTS: dict[Any, dict[str, Any]] = {}
+"""Worked out once: a manifest has hundreds of each class."""
 _MISSING = re.compile(r"Object missing required field `([^`]*)`")
 
 
@@ -94,10 +95,12 @@ def _refuse_unknown(cls: Any, data: Any, error: type[InputError], where: str, ro
                 _refuse_unknown(args[1], value, error, f"{where}: {key}", root)
 
 
-@functools.cache
 def _hints(cls: Any) -> dict[str, Any]:
-    """Of a dataclass; worked out once, for a manifest has hundreds of each."""
-    return typing.get_type_hints(cls)
+    """Of a dataclass."""
+    found = _KNOWN_HINTS.get(cls)
+    if found is None:
+        found = _KNOWN_HINTS[cls] = typing.get_type_hints(cls)
+    return found
 
 
 def _home(root: Any, key: str) -> str:

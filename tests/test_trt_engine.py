@@ -221,27 +221,41 @@ def test_a_host_array_outlives_its_engine(fakes: Fakes, engines: Path) -> None:
 def test_a_loaded_bundle_writes_the_same_text_with_drafts(fakes: Fakes, engines: Path) -> None:
     _, cuda = fakes
 
-    def written(backend: Backend, drafter: DrafterName, k: int) -> tuple[list[int], int]:
-        given = LoadSettings(context=tiny.CAPACITY, max_draft_tokens=tiny.K, drafter=drafter, backend=backend,
-                             engines=engines, threads=1)  # fmt: skip
-        loaded = load_bundle(tiny.bundle(), given)
-        try:
-            return text_of(loaded.decoder(drafter, FixedLength(k)))
-        finally:
-            loaded.close()
-
-    plain, _ = written("reference", "none", 0)
+    bundle = tiny.bundle()
+    plain, _ = written(bundle, engines, "reference", "none", 0)
     assert len(plain) == 24
-    assert written("tensorrt", "none", 0) == (plain, 0)
-    speculative, accepted = written("auto", "draft", tiny.K)
-    assert speculative == plain
-    # A broken draft does not show in the text.
-    assert accepted == written("reference", "draft", tiny.K)[1]
+    assert written(bundle, engines, "tensorrt", "none", 0) == (plain, 0)
+    # And as many drafts are accepted: a broken draft does not show in the text.
+    drafted = written(bundle, engines, "auto", "draft", tiny.K)
+    assert drafted == (plain, written(bundle, engines, "reference", "draft", tiny.K)[1])
     nothing_is_left(cuda)
 
 
+def test_a_self_draft_writes_into_its_targets_caches(
+    fakes: Fakes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _, cuda = fakes
+    bundle = tiny.bundle("fp32", 0, 4)
+    monkeypatch.setattr(trt_build, "machine_memory", lambda: MachineMemory(16 << 30, 12 << 30))
+    record, _ = tiny.built(tmp_path, bundle)
+    assert [profile.name for profile in record.plans["self.body.onnx"].profiles] == ["decode"]
+    wanted = written(bundle, tmp_path, "reference", "self", tiny.K)
+    assert written(bundle, tmp_path, "tensorrt", "self", tiny.K) == wanted and wanted[1] > 0
+    nothing_is_left(cuda)
+
+
+def written(bundle: Path, engines: Path, backend: Backend, drafter: DrafterName, k: int) -> tuple[list[int], int]:
+    """A greedy text of a loaded bundle, and how many drafts were accepted."""
+    given = LoadSettings(context=tiny.CAPACITY, max_draft_tokens=tiny.K, drafter=drafter, backend=backend,
+                         engines=engines, threads=1)  # fmt: skip
+    loaded = load_bundle(bundle, given)
+    try:
+        return text_of(loaded.decoder(drafter, FixedLength(k)))
+    finally:
+        loaded.close()
+
+
 def text_of(decoder: Decoder) -> tuple[list[int], int]:
-    """Greedy, and how many drafts were accepted."""
     session = Session(decoder.target.info, TEXT[:20], SamplingParams(temperature=0.0), max_tokens=24)
     tokens: list[int] = []
     accepted = 0

@@ -18,7 +18,7 @@ from random_gemma import save_random
 from edge_runtime.engines.engine_record import BuildOptions, EngineRecord, MachineFacts, PlanRecord
 from edge_runtime.engines.trt_build import BuildRequest, build_engines
 from export.build import build_bundle
-from export.recipe import DraftRecipe, ExportRecipe
+from export.recipe import DraftRecipe, ExportRecipe, SelfDraftRecipe
 
 CAPACITY, K, CHUNK = 96, 3, 16
 OPTIONS = BuildOptions(draft_length=K, chunk=CHUNK, context=CAPACITY, workspace_bytes=1 << 26)
@@ -26,9 +26,9 @@ GRAPHS = ("target.body.onnx", "target.head.onnx", "draft.body.onnx", "draft.head
 
 
 @cache
-def bundle(precision: str = "fp32", draft_layers: int = 4) -> Path:
+def bundle(precision: str = "fp32", draft_layers: int = 4, self_layers: int = 0) -> Path:
     """For all to read: a test that damages it takes a copy."""
-    place = _place() / f"{precision}-{draft_layers}"
+    place = _place() / f"{precision}-{draft_layers}-{self_layers}"
     recipe = ExportRecipe(
         source=str(_checkpoint()),
         output=str(place),
@@ -36,7 +36,8 @@ def bundle(precision: str = "fp32", draft_layers: int = 4) -> Path:
         precision=precision,  # type: ignore[arg-type]
         calibration="none",
         max_context=CONTEXT,
-        draft=DraftRecipe(layers=draft_layers, vocab_rows=448),
+        draft=DraftRecipe(layers=draft_layers, vocab_rows=448) if draft_layers else None,
+        self_draft=SelfDraftRecipe(layers=self_layers) if self_layers else None,
     )
     build_bundle(recipe, lambda what, done, total: None)
     return place
