@@ -99,9 +99,11 @@ class LoadedBundle:
     suffix_shared: bool = False
 
     def close(self) -> None:
-        for engine in self.drafting.values():
-            engine.close()
-        self.target.close()
+        # The target last: its drafters may live on its device. And whatever one of them says, the others go too.
+        with ExitStack() as closing:
+            closing.callback(self.target.close)
+            for engine in self.drafting.values():
+                closing.callback(engine.close)
 
     def drafters(self) -> tuple[DrafterName, ...]:
         """What ``drafter`` makes of this bundle: those that draft by themselves, then auto, which chooses."""

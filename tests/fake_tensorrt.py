@@ -379,7 +379,8 @@ def _define_run(trt: FakeTensorRT, api: Any, cuda: FakeRuntime) -> None:
 
         def execute_async_v3(self, stream_handle: int) -> bool:
             memory, size = self._scratch
-            enough = size >= self._engine._plan["scratch"] and cuda.inside(cuda.device, memory, size)
+            wanted = self._engine._plan["scratch"]
+            enough = not wanted or (size >= wanted and cuda.inside(cuda.device, memory, size))
             known = set(self._addresses) == set(self._engine._io)
             if trt.fails("execute_async_v3") or not enough or not known:
                 self._engine._log("the context is not ready" if not (enough and known) else "a kernel failed")
@@ -394,7 +395,8 @@ def _define_run(trt: FakeTensorRT, api: Any, cuda: FakeRuntime) -> None:
             def work() -> None:
                 assert not captured or self._epoch == epoch, "a graph of a context that was bound anew"
                 self._engine._run(shapes, addresses)
-                ctypes.memset(memory, 0x77, size)
+                if size:
+                    ctypes.memset(memory, 0x77, size)
 
             cuda.ask(stream_handle, work)
             return True

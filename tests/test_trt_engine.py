@@ -195,6 +195,18 @@ def test_draft_and_target_share_stream_and_scratch(fakes: Fakes, engines: Path) 
     nothing_is_left(cuda)
 
 
+def test_a_plan_may_want_no_scratch(fakes: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trt, cuda = fakes
+    trt.scratch = 0
+    monkeypatch.setattr(trt_build, "machine_memory", lambda: MachineMemory(16 << 30, 12 << 30))
+    tiny.built(tmp_path, tiny.bundle())
+    engine = opened(tmp_path)
+    assert engine.forward(StepInput(0, TEXT[:2], 0, HeadRequest(0, 2))).hidden.any()
+    engine.close()
+    del engine
+    nothing_is_left(cuda)
+
+
 def test_buffers_begin_where_tensorrt_wants_them(fakes: Fakes, engines: Path) -> None:
     executor = executor_of(opened(engines))
     for rows in (1, 3, 7):

@@ -84,6 +84,18 @@ def test_a_build_ends_where_it_is_cancelled() -> None:
     assert len(phases) < len(whole)
 
 
+def test_what_a_callback_raises_comes_out_of_the_build() -> None:
+    """TensorRT would print it and go on, or end the process."""
+    one = plan_of(read_manifest(bundle()), "draft.head.onnx")
+
+    def fails(phase: str, done: int, total: int) -> None:
+        raise BrokenPipeError(32, "who watched has left")
+
+    given = replace(tools([]), progress=fails)
+    with pytest.raises(BrokenPipeError):
+        Network(bundle() / one.graph, given).serialize(one.profiles)
+
+
 def test_what_is_no_graph_is_refused_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "bad.onnx").write_bytes(b"no graph")
     with pytest.raises(BundleError, match=r"bad.onnx: TensorRT [\d.]+ does not take it: .") as problem:

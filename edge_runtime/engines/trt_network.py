@@ -90,6 +90,8 @@ class Network:
             plan = self._builder.build_serialized_network(self._network, config)
         if tools.cancelling.wanted:
             raise KeyboardInterrupt
+        if tools.cancelling.problem is not None:
+            raise tools.cancelling.problem
         if plan is None:
             refused = tools.account.why() if tools.account is not None else ""
             detail = "; ".join(filter(None, (refused, tools.messages.why())))

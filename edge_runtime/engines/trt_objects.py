@@ -59,6 +59,8 @@ class Cancelling:
     """Whether a build is to end at its next step."""
 
     wanted: bool = False
+    problem: Exception | None = None
+    """Raised by whoever was told of the progress."""
 
 
 Progress = Callable[[str, int, int], None]
@@ -83,8 +85,11 @@ def make_monitor(progress: Progress, cancelling: Cancelling) -> trt.IProgressMon
         def step_complete(self, phase_name: str, step: int) -> bool:
             """False ends the build."""
             most = steps.get(phase_name, 0)
-            progress(phase_name, min(step + 1, most), most)
-            return not cancelling.wanted
+            try:
+                progress(phase_name, min(step + 1, most), most)
+            except Exception as problem:  # noqa: BLE001  # raised again once TensorRT has returned
+                cancelling.problem = problem
+            return not cancelling.wanted and cancelling.problem is None
 
         def phase_finish(self, phase_name: str) -> None:
             steps.pop(phase_name, None)

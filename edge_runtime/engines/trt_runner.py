@@ -57,7 +57,8 @@ class _Context:
         """Asks for it; the stream says when it is done."""
         if self._scratch is not self._device.scratch:
             self._scratch = self._device.scratch
-            self._context.set_device_memory(self._scratch.address, self._scratch.size)
+            if self._scratch.size:  # a small graph may want none
+                self._context.set_device_memory(self._scratch.address, self._scratch.size)
         if self._binding is not binding:
             self._bind(binding)
         self.enqueue()
