@@ -33,8 +33,8 @@ test: $(VENV)/.test-stamp ## run the tests
 check: $(VENV)/.check-stamp ## lint and type-check
 	@echo "ruff check"; $(BIN)/ruff check -q --output-format concise .
 	@# Boards run Python 3.10. numpy's stubs for it are gone, hence without the two checks that lean on them.
-	@echo "mypy --strict edge_runtime export, and once more for Python 3.10"
-	@$(BIN)/mypy --strict edge_runtime export & first=$$!; \
+	@echo "mypy --strict edge_runtime export typings/refused.py, and once more for Python 3.10"
+	@$(BIN)/mypy --strict edge_runtime export typings/refused.py & first=$$!; \
 	  $(BIN)/mypy --python-version 3.10 --no-warn-return-any --no-warn-unused-ignores edge_runtime export \
 	    >.mypy-3.10.txt; second=$$?; wait $$first; first=$$?; \
 	  [ $$second = 0 ] || cat .mypy-3.10.txt; rm -f .mypy-3.10.txt; [ $$first = 0 ] && [ $$second = 0 ]

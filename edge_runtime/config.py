@@ -53,6 +53,12 @@ class EngineConfig:
     suffix_shared: bool = False
     """Whether one client's texts are drafted from for all clients, who can then tell by the speed what others wrote."""
     verify_hashes: bool = True
+    backend: Literal["auto", "onnxruntime", "tensorrt", "reference"] = "auto"
+    """What runs the bundle's graphs; ``auto``: what they were exported for."""
+    engines: str | None = None
+    """Directory of what ``edge-runtime build`` made of a bundle for TensorRT; ``None``: in the bundle itself."""
+    cuda_graphs: Literal["none", "captured"] = "none"
+    """Whether TensorRT's runs are captured and launched again: fewer microseconds each, for more memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +154,8 @@ def read_config(path: Path, overrides: Overrides = Overrides()) -> Config:
             data["bundle"] = str(overrides.bundle.absolute())
     config = structure(Config, data, ConfigError, f"config {path}", _UNITS)
     for name, given in (("bundle", config.bundle), ("server.socket", config.server.socket),
-                        ("budget.recording", config.budget.recording)):  # fmt: skip
+                        ("budget.recording", config.budget.recording),
+                        ("engine.engines", config.engine.engines)):  # fmt: skip
         if given == "":
             raise ConfigError(f"config {path}: {name} is empty")
     place = path.absolute().parent
@@ -158,6 +165,8 @@ def read_config(path: Path, overrides: Overrides = Overrides()) -> Config:
     )
     if config.budget.recording is not None:
         config = replace(config, budget=replace(config.budget, recording=_tidy(str(place / config.budget.recording))))
+    if config.engine.engines is not None:
+        config = replace(config, engine=replace(config.engine, engines=_tidy(str(place / config.engine.engines))))
     _check(config, f"config {path}")
     return config
 

@@ -63,6 +63,16 @@ class EngineError(EdgeError):
     """An engine failed although its input was right."""
 
 
+class DeviceError(EngineError):
+    """A call of a device's library failed. Its status is kept for whoever tells one failure from another."""
+
+    def __init__(self, call: str, name: str, code: int | None = None, detail: str = "") -> None:
+        """``name`` and ``code``: the status as the library has it; ``code`` ``None``: it gave none, only "failed"."""
+        number = "" if code is None else f" ({code})"
+        super().__init__(f"{call}: {name}{number}{': ' if detail else ''}{' '.join(detail.split())}")
+        self.call, self.name, self.code = call, name, code
+
+
 class Unavailable(EdgeError):
     """Not now: loading, draining, or over a limit. The message says which, with the numbers."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, cast
@@ -23,7 +24,8 @@ from .drafters.self_draft import SelfDraft
 from .drafters.several import Several
 from .drafters.strategy import AsRequested, Beam, Strategy
 from .drafters.suffix import SuffixCache
-from .engines.ort import OrtEngine, OrtSettings
+from .engines.opening import Backend, BuiltEngines, GraphMode, chosen_backend, open_engine
+from .engines.ort_settings import OrtSettings
 from .engines.protocol import Engine
 from .errors import BundleError, ConfigError, InputError, why
 from .memory import Load
@@ -73,6 +75,12 @@ class LoadSettings:
     suffix_shared: bool = False
     """Whether one client's texts are drafted from for all clients."""
     verify_hashes: bool = True
+    backend: Backend = "auto"
+    """What runs the graphs; ``auto``: what they were exported for."""
+    engines: Path | None = None
+    """What ``edge-runtime build`` made of the bundle for TensorRT; ``None``: in the bundle itself."""
+    cuda_graphs: GraphMode = "none"
+    """Whether TensorRT's runs are captured and launched again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +99,11 @@ class LoadedBundle:
     suffix_shared: bool = False
 
     def close(self) -> None:
-        for engine in self.drafting.values():
-            engine.close()
-        self.target.close()
+        # The target last: its drafters may live on its device. And whatever one of them says, the others go too.
+        with ExitStack() as closing:
+            closing.callback(self.target.close)
+            for engine in self.drafting.values():
+                closing.callback(engine.close)
 
     def drafters(self) -> tuple[DrafterName, ...]:
         """What ``drafter`` makes of this bundle: those that draft by themselves, then auto, which chooses."""
@@ -233,12 +243,13 @@ def load_of(manifest: Manifest, settings: LoadSettings) -> Load:
     roles = [role for role in _ROLES.values() if role in manifest.models]
     if settings.drafter != "auto":
         roles = [] if needed is None else [needed]
+    backend = chosen_backend(manifest, TARGET, settings.backend)
     return Load(
         context=context,
         sessions=settings.slots,
         roles=tuple(roles),
         head=settings.head,
-        device=settings.device,
+        device="cuda" if backend == "tensorrt" else settings.device,
         head_rows=settings.max_draft_tokens + 1,
         suffix_tokens=settings.suffix_tokens if settings.drafter in ("auto", "suffix") else 0,
     )
@@ -249,6 +260,7 @@ def load_bundle(directory: Path, settings: LoadSettings) -> LoadedBundle:
     started = time.perf_counter()
     manifest = read_manifest(directory)
     # Before the hashes, which can take a minute: a slip in an option is told at once.
+    backend = chosen_backend(manifest, TARGET, settings.backend, str(directory))
     load = load_of(manifest, settings)
     verify_files(directory, manifest, hashes=settings.verify_hashes)
     roles = load.roles
@@ -264,12 +276,19 @@ def load_bundle(directory: Path, settings: LoadSettings) -> LoadedBundle:
         device=settings.device,
         keeps_hidden=any(manifest.model(role).hidden_input is not None for role in roles),
     )
-    target = OrtEngine(directory, manifest, TARGET, engine_settings)
-    drafting = {role: _draft_engine(directory, manifest, role, engine_settings, target) for role in roles}
-    if settings.device == "cuda":
-        _let_pages_go(directory, manifest)
-    # After the engines: their load is the peak of memory, and the tokenizer need not be part of it.
-    tokenizer = Tokenizer(directory / manifest.tokenizer.file)
+    built = BuiltEngines(settings.engines, settings.cuda_graphs, settings.verify_hashes)
+    with ExitStack() as opened:
+        target = open_engine(directory, manifest, TARGET, backend, engine_settings, built=built)
+        opened.callback(target.close)
+        drafting: dict[str, Engine] = {}
+        for role in roles:
+            drafting[role] = _draft_engine(directory, manifest, role, backend, engine_settings, target, built)
+            opened.callback(drafting[role].close)
+        if load.device == "cuda":
+            _let_pages_go(directory, manifest)
+        # After the engines: their load is the peak of memory, and the tokenizer need not be part of it.
+        tokenizer = Tokenizer(directory / manifest.tokenizer.file)
+        opened.pop_all()
     return LoadedBundle(
         directory=directory,
         manifest=manifest,
@@ -294,8 +313,14 @@ def _let_pages_go(directory: Path, manifest: Manifest) -> None:
 
 
 def _draft_engine(
-    directory: Path, manifest: Manifest, role: str, settings: OrtSettings, target: OrtEngine
-) -> OrtEngine:
+    directory: Path,
+    manifest: Manifest,
+    role: str,
+    backend: Backend,
+    settings: OrtSettings,
+    target: Engine,
+    built: BuiltEngines,
+) -> Engine:
     model = manifest.model(role)
     # What shares the target's cache has as much of it; others may hold less.
     capacity = settings.capacity if model.shares is not None else min(settings.capacity, model.max_context)
@@ -303,7 +328,7 @@ def _draft_engine(
     own = replace(
         settings, capacity=capacity, max_head_rows=max(2, model.fan_out), deterministic=False, keeps_hidden=False
     )
-    return OrtEngine(directory, manifest, role, own, target)
+    return open_engine(directory, manifest, role, backend, own, target, built)
 
 
 def _refuse_strategy(drafter: str, strategy: Strategy | None) -> None:

@@ -21,6 +21,8 @@ T = TypeVar("T")
 
 _PLACE = re.compile(r"(?P<what>.*) - at `\$\.?(?P<place>[^`]*)`", re.DOTALL)
 _ENUM = "Invalid enum value "
+_KNOWN_HINTS: dict[Any, dict[str, Any]] = {}
+"""Worked out once: a manifest has hundreds of each class."""
 _MISSING = re.compile(r"Object missing required field `([^`]*)`")
 
 
@@ -69,7 +71,7 @@ def _allowed(cls: Any, place: str) -> list[Any]:
             at = [typing.get_args(kind)[-1 if typing.get_origin(kind) is dict else 0]
                   for kind in inner if typing.get_origin(kind) in (tuple, list, dict)]  # fmt: skip
         else:
-            hints = [typing.get_type_hints(kind) for kind in inner if dataclasses.is_dataclass(kind)]
+            hints = [_hints(kind) for kind in inner if dataclasses.is_dataclass(kind)]
             at = [hint[step] for hint in hints if step in hint]
     members = [member for kind in at for member in _members(kind)]
     return [value for kind in members if typing.get_origin(kind) is Literal for value in typing.get_args(kind)]
@@ -78,7 +80,7 @@ def _allowed(cls: Any, place: str) -> list[Any]:
 def _refuse_unknown(cls: Any, data: Any, error: type[InputError], where: str, root: Any) -> None:
     for inner in _members(cls):
         if dataclasses.is_dataclass(inner) and isinstance(data, dict):
-            hints = typing.get_type_hints(inner)
+            hints = _hints(inner)
             for key, value in data.items():
                 if key not in hints:
                     meant = _home(root, str(key)) or did_you_mean(str(key), hints)
@@ -93,6 +95,14 @@ def _refuse_unknown(cls: Any, data: Any, error: type[InputError], where: str, ro
                 _refuse_unknown(args[1], value, error, f"{where}: {key}", root)
 
 
+def _hints(cls: Any) -> dict[str, Any]:
+    """Of a dataclass."""
+    found = _KNOWN_HINTS.get(cls)
+    if found is None:
+        found = _KNOWN_HINTS[cls] = typing.get_type_hints(cls)
+    return found
+
+
 def _home(root: Any, key: str) -> str:
     """Where a key that stands in the wrong section belongs, in words; empty where it is no key at all."""
     found = [section for section, name in _keys(root, "") if name == key]
@@ -103,7 +113,7 @@ def _home(root: Any, key: str) -> str:
 
 def _keys(cls: Any, section: str) -> Iterator[tuple[str, str]]:
     """(section, key) of a class and of the sections in it."""
-    hints = typing.get_type_hints(cls) if dataclasses.is_dataclass(cls) else {}
+    hints = _hints(cls) if dataclasses.is_dataclass(cls) else {}
     for name, hint in hints.items():
         yield section, name
         for inner in _members(hint):

@@ -41,7 +41,7 @@ EXPORT_SEES = frozenset({"", "bundle", "errors", "files", "schema"})
 EXPORT_COMMAND_LINE = ("export/__main__.py", "export/heads_command.py", "export/training/command.py")
 COMMAND_LINE_SEES = frozenset({"console", "parameters"})
 # What runs bundles may see more.
-EXPORT_RUNS_BUNDLES = ("export/parity.py", "export/train*", "export/demo.py")
+EXPORT_RUNS_BUNDLES = ("export/parity.py", "export/twin_parity.py", "export/train*", "export/demo.py")
 
 _COMMAND_LINES = ("edge_runtime/cli/*", "edge_runtime/bench/*", "edge_runtime/console.py", "export/*")
 _COMMAND_LINES += ("edge_runtime/parameters.py",)
@@ -54,8 +54,9 @@ HOMES: dict[str, tuple[str, ...]] = {
     "rich": _COMMAND_LINES,
     "jinja2": ("edge_runtime/text/*", "export/chat_template.py"),
     "sentencepiece": ("edge_runtime/text/*", "export/tokenizer.py"),
-    "onnxruntime": ("edge_runtime/engines/ort*.py", "export/calibration.py"),
-    "tensorrt": ("edge_runtime/engines/trt.py", "export/dialects/trt.py"),
+    "onnxruntime": ("edge_runtime/engines/ort*.py", "export/calibration.py", "export/activations.py"),
+    "tensorrt": ("edge_runtime/engines/trt*.py",),
+    "cuda": ("edge_runtime/engines/cuda.py",),
     "bitsandbytes": ("edge_runtime/engines/torch_nf4.py",),
     "torch": (
         "edge_runtime/engines/torch_nf4.py",
@@ -88,7 +89,7 @@ HOMES: dict[str, tuple[str, ...]] = {
 }
 # Seconds, hundreds of megabytes or hardware: never by importing one of the runtime's modules.
 HEAVY: tuple[str, ...] = ("onnxruntime", "onnx", "torch", "transformers", "bitsandbytes", "tensorrt", "jtop")
-HEAVY += ("llama_cpp", "sentencepiece", "jinja2", "llguidance", "matplotlib")
+HEAVY += ("cuda", "llama_cpp", "sentencepiece", "jinja2", "llguidance", "matplotlib")
 
 VAGUE_NAMES = frozenset({"utils", "util", "common", "base", "helpers", "misc"})
 

@@ -20,6 +20,7 @@ _COMMANDS = {
     "top": "The daemon, live: speed, acceptance, queue, slots, memory.",
     "telemetry": "What the board says of itself: power, temperatures, clocks, memory.",
     "plan": "What a bundle needs in memory, before anything is loaded.",
+    "build": "Build the TensorRT engines of a bundle, on the board that runs them.",
     "doctor": "Whether this machine is set up for it, and what to mend.",
     "simulate": "The governor on a simulated board, or on many random ones, faster than real time.",
     "demo": "What make demo shows: a daemon, a text, plain against speculative decoding.",

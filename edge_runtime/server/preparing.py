@@ -48,6 +48,9 @@ def settings_of(engine: EngineConfig) -> LoadSettings:
         suffix_shared=engine.suffix_shared,
         max_draft_tokens=most_draft_tokens(k),
         verify_hashes=engine.verify_hashes,
+        backend=engine.backend,
+        engines=None if engine.engines is None else Path(engine.engines),
+        cuda_graphs=engine.cuda_graphs,
     )
 
 
