@@ -1,0 +1,205 @@
+"""What 4 bits cost: likelihoods of a text the weights were not rounded on. Knows no bundle and no engine.
+
+Each scheme rounds the products of the body as an export would; embedding, head and norms stay as the checkpoint has
+them, so that the rows differ by nothing but the rounding. Activations are float32 throughout.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_runtime.bench.corpus import sample_text
+from edge_runtime.errors import ConfigError
+
+from .calibration import calibration_ids, input_moments
+from .checkpoint import Checkpoint
+from .gemma import describe
+from .graph import Linear
+from .model_writer import Progress
+from .nf4 import NF4_BLOCK, nf4
+from .quantize import gptq, input_factor, int4, to_float16
+from .recipe import ExportRecipe
+from .reference import Reference
+from .tokenizer import build_tokenizer_model
+
+CONTEXT = 512
+"""Tokens that are read in one go: what stands before them is forgotten."""
+_ROWS = 64
+"""Of logits that exist at a time."""
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How the products of a body are rounded."""
+
+    name: str
+    kind: Literal["fp16", "int4", "nf4"]
+    block_size: int = 0
+    symmetric: bool = False
+    calibrated: bool = False
+
+    @property
+    def bits(self) -> float:
+        """Of a weight, its share of scales (and zero points) included, as they are stored."""
+        if self.kind == "fp16":
+            return 16.0
+        scale = 16 if self.symmetric else 32
+        return 4 + (scale + (4 if self.kind == "int4" and not self.symmetric else 0)) / self.block_size
+
+
+SCHEMES = (
+    Scheme("fp16", "fp16"),
+    Scheme("int4 32, zero points, calibrated (CPU)", "int4", 32, False, True),
+    Scheme("int4 64, symmetric, calibrated", "int4", 64, True, True),
+    Scheme("int4 128, symmetric, calibrated", "int4", 128, True, True),
+    Scheme("int4 64, symmetric", "int4", 64, True),
+    Scheme("int4 128, symmetric", "int4", 128, True),
+    Scheme("nf4 64", "nf4", NF4_BLOCK),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Likelihood:
+    """Of one scheme, over all predictions."""
+
+    scheme: str
+    bits: float
+    nll: float
+    """Nats a token."""
+    kl: float
+    """KL(checkpoint || scheme), nats a token."""
+    kl_error: float
+    """Standard error of that mean, each context taken as one."""
+    top1_agreement: float
+
+
+@dataclass(frozen=True, slots=True)
+class QualityReport:
+    checkpoint: str
+    text: str
+    tokens: int
+    """Predictions."""
+    context: int
+    calibration_tokens: int
+    nll: float
+    """Of the checkpoint's own weights in float32."""
+    rows: tuple[Likelihood, ...]
+
+
+def measure_quality(
+    checkpoint: Checkpoint,
+    progress: Progress,
+    *,
+    text: tuple[str, str] | None = None,
+    tokens: int = 2048,
+    calibration: str = "builtin",
+    schemes: Sequence[Scheme] = SCHEMES,
+) -> QualityReport:
+    """``text``: its name and content; the GPL-3 if left out. Raises ``ConfigError`` and ``CheckpointError``."""
+    if checkpoint.config.family == "gemma4":
+        raise ConfigError("quality: Gemma 2 and 3 only; compare a bundle of Gemma 4 with parity")
+    tokenizer = build_tokenizer_model(checkpoint)
+    name, content = text or ("GPL-3", sample_text())
+    contexts = _contexts(tokenizer.bos_id, tokenizer.encode(content), tokens)
+    recipe = ExportRecipe(source="", output="", precision="int4", calibration=calibration)
+    ids = calibration_ids(recipe, tokenizer) if any(scheme.calibrated for scheme in schemes) else None
+    reference = Reference(checkpoint)
+    judge = _Judge(reference, contexts, progress)
+    with tempfile.TemporaryDirectory(prefix="quality.") as folder:
+        moments = None if ids is None else input_moments(Path(folder), checkpoint, ids, progress)
+        rows = []
+        for scheme in schemes:
+            for matrix, values in _rounded(checkpoint, scheme, moments, progress):
+                reference.set_matrix(matrix, values)
+            rows.append(judge.likelihood(scheme))
+    count = sum(len(one) - 1 for one in contexts)
+    calibrated = 0 if ids is None else len(ids)
+    return QualityReport(
+        str(checkpoint.path), name, count, CONTEXT, calibrated, judge.nll, tuple(rows)
+    )
+
+
+def _contexts(bos: int, ids: Sequence[int], tokens: int) -> list[Ids]:
+    """``tokens`` predictions in pieces of at most ``CONTEXT``, each behind the begin-of-text token."""
+    if len(ids) < 2:
+        raise ConfigError("the text has no tokens to predict")
+    ids = ids[:tokens]
+    return [np.array([bos, *ids[at : at + CONTEXT]], np.int64) for at in range(0, len(ids), CONTEXT)]
+
+
+def _rounded(
+    checkpoint: Checkpoint,
+    scheme: Scheme,
+    moments: Callable[[tuple[str, ...]], Floats] | None,
+    progress: Progress,
+) -> Iterator[tuple[str, Floats]]:
+    """Every matrix of the body by its canonical name [N, K], rounded."""
+    products = [op.weights for op in describe(checkpoint.config).body if isinstance(op, Linear)]
+    for done, names in enumerate(products):
+        progress(scheme.name, done, len(products))
+        factor = input_factor(moments(names)) if scheme.calibrated and moments is not None else None
+        for name in names:
+            source = checkpoint.tensor(name)
+            rows = source.rows(0, source.shape[0])
+            if scheme.kind == "fp16":
+                yield name, to_float16(rows).astype(np.float32)
+            elif scheme.kind == "nf4":
+                yield name, nf4(rows).dequantise()
+            elif factor is not None:
+                yield name, gptq(rows, factor, scheme.block_size, symmetric=scheme.symmetric).dequantise()
+            else:
+                yield name, int4(rows, scheme.block_size, symmetric=scheme.symmetric).dequantise()
+    progress(scheme.name, len(products), len(products))
+
+
+class _Judge:
+    """Compares what the model says now with what it said before a weight was changed."""
+
+    def __init__(self, reference: Reference, contexts: Sequence[Ids], progress: Progress) -> None:
+        self._reference, self._contexts, self._progress = reference, contexts, progress
+        self._hidden: list[Any] = []
+        for done, ids in enumerate(contexts):
+            progress("reference", done, len(contexts))
+            self._hidden.append(reference.hidden(ids[:-1]))
+        progress("reference", len(contexts), len(contexts))
+        self.nll = float("nan")
+        """Of what it said before, known once something was compared with it."""
+
+    def likelihood(self, scheme: Scheme) -> Likelihood:
+        tables = []
+        for at, ids in enumerate(self._contexts):
+            self._progress(f"read: {scheme.name}", at, len(self._contexts))
+            tables.append(self._compare(at, self._reference.hidden(ids[:-1])))
+        self._progress(f"read: {scheme.name}", len(tables), len(tables))
+        table = np.concatenate(tables)
+        means = np.array([one[:, 2].mean() for one in tables])
+        error = float(means.std(ddof=1) / len(means) ** 0.5) if len(means) > 1 else float("nan")
+        self.nll, nll, kl, same = (float(mean) for mean in table.mean(axis=0))
+        return Likelihood(scheme.name, scheme.bits, nll, kl, error, same)
+
+    def _compare(self, context: int, hidden: Any) -> NDArray[np.float64]:
+        """[n, 4] NLL before and now, KL and same best token, of each prediction."""
+        import torch
+
+        known, wanted = self._hidden[context], torch.from_numpy(self._contexts[context][1:])
+        found = []
+        for start in range(0, len(hidden), _ROWS):
+            part = slice(start, start + _ROWS)
+            own = torch.log_softmax(self._reference.read(known[part]), dim=-1)
+            now = torch.log_softmax(self._reference.read(hidden[part]), dim=-1)
+            nll = [-one.gather(1, wanted[part, None])[:, 0].double() for one in (own, now)]
+            kl = (own.exp() * (own - now)).sum(dim=-1, dtype=torch.float64)
+            same = own.argmax(dim=-1) == now.argmax(dim=-1)
+            found.append(torch.stack([*nll, kl, same.double()], dim=1))
+        table: NDArray[np.float64] = torch.cat(found).numpy()
+        return table
