@@ -25,6 +25,7 @@ SELF, MTP, HEADS = "self", "mtp", "heads"
 """Roles of drafters that live on their target: its own first layers, a multi-token drafter, parallel heads."""
 
 _HASH_CHUNK = 8 << 20
+_ITEM_BYTES = {"float32": 4, "float16": 2, "int8": 1}
 
 TREE_ROWS = 64
 """Most rows of a forward that is a tree."""
@@ -103,6 +104,35 @@ class Lookup:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbeddingTable:
+    """[rows, columns] that the host looks tokens up in, from the mapped file: row of token i = values[i] * scale.
+
+    float32 or float16 as they stand; int8 with a scale for every ``block_size`` values of a row: values = quants *
+    scales, quants [rows, columns] int8 at ``offset``, scales [rows, columns / block_size] at ``scales_offset``.
+    """
+
+    file: str
+    offset: int
+    dtype: Literal["float32", "float16", "int8"]
+    rows: int
+    columns: int
+    scale: float
+    """What a model multiplies its embeddings by."""
+    block_size: int | None = None
+    """Of int8 alone, as are the next two."""
+    scales_offset: int | None = None
+    scales_dtype: Literal["float32", "float16"] | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Of the values, and of the scales."""
+        values = self.rows * self.columns * _ITEM_BYTES[self.dtype]
+        if self.block_size is None:
+            return values
+        return values + self.rows * (self.columns // self.block_size) * _ITEM_BYTES[self.scales_dtype or "float32"]
+
+
+@dataclass(frozen=True, slots=True)
 class Product:
     """Matrices of one format that a graph multiplies by: an engine that packs them holds copies of its own."""
 
@@ -141,7 +171,7 @@ class Model:
     head: str
     """Graph: hidden rows -> logits, which stay in a buffer of the engine."""
     readout: str
-    """Graph: logits -> argmax, candidates, log-sum-exp, gathered logits."""
+    """Graph: logits -> argmax, candidates, log-sum-exp, gathered logits; "" where the head reads out itself."""
     screen: Screen | None
     weights: tuple[str, ...]
     table: tuple[MappedTensor, ...]
@@ -183,6 +213,11 @@ class Model:
     """What each token says to every layer (Gemma 4's E models)."""
     graphs: tuple[GraphNeeds, ...] = ()
     """Of each graph of its own but the ``narrow`` ones, which are as their twins; none in bundles of old."""
+    dialect: Literal["ort", "tensorrt"] = "ort"
+    """Whose operators its graphs are spelt in. One of TensorRT has two graphs: a body that takes embeddings and hands
+    out only the new keys and values, and a head that reads its logits out itself (docs/tensorrt.md)."""
+    embedding: EmbeddingTable | None = None
+    """What the host looks up for a body that takes embeddings; ``None``: the body takes token ids."""
 
     @property
     def trees(self) -> bool:

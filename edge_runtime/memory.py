@@ -188,6 +188,7 @@ def needs(manifest: Manifest, load: Load) -> Needs:
         opened.update(files)
         graphs = [by_file[name] for name in files if name in by_file and not _is_lookup(model, name)]
         looked_up += sum(by_file[name].stored for name in files if name in by_file and _is_lookup(model, name))
+        looked_up += model.embedding.bytes if model.embedding is not None and role == TARGET else 0
         fresh_table = bool(model.table) and model.table not in tables
         tables.add(model.table)
         weights, mapped = _weights(model, graphs, load, sizes, fresh_table)
@@ -219,7 +220,7 @@ def opened_graphs(model: Model, head: Literal["screened", "full"]) -> tuple[str,
     screen = model.screen if head == "screened" else None
     files = [screen.head if screen else model.head, model.stem, model.body]
     files += [screen.readout if screen else model.readout, model.lookup.graph if model.lookup else None]
-    return tuple(name for name in files if name is not None)
+    return tuple(name for name in files if name)
 
 
 def _is_lookup(model: Model, name: str) -> bool:

@@ -49,7 +49,10 @@ def _refuse_unlisted(path: Path, manifest: Manifest) -> None:
     used = [manifest.tokenizer.file, manifest.licence_file]
     used += [manifest.chat_template] if manifest.chat_template else []
     for model in manifest.models.values():
-        used += [model.body, model.head, model.readout, *model.weights]
+        used += [model.body, model.head, *model.weights]
+        # Only a head that reads out itself goes without: the name of no file would be one that is missing.
+        used += [model.readout] if model.readout or model.dialect == "ort" else []
+        used += [model.embedding.file] if model.embedding else []
         used += [model.screen.head, model.screen.readout] if model.screen else []
         used += [name for name in (model.token_ids, model.stem) if name]
         used += [model.lookup.graph] if model.lookup else []
@@ -85,6 +88,8 @@ def _refuse_numbers(path: Path, role: str, model: Model) -> None:
     for tensor in model.table:
         if tensor.dtype not in ("uint8", "float32") or not 0 <= tensor.offset <= _MOST_BYTES:
             raise BundleError(f"{path}: {tensor.name} is no table")
+    if (problem := _of_embedding(model)) is not None:
+        raise BundleError(f"{path}: {role}: {problem}")
     for graph in model.graphs:
         for product in graph.products:
             if product.bits not in _BITS or product.largest > product.values or graph.table > graph.stored:
@@ -99,12 +104,48 @@ def _of_model(model: Model) -> Iterator[_Range]:
     sizes += [(f"window of layer {at}", one.window) for at, one in enumerate(model.layers) if one.window is not None]
     sizes += [(f"the shape of {tensor.name}", size) for tensor in model.table for size in tensor.shape]
     sizes += [("lookup.width", model.lookup.width)] if model.lookup else []
+    table = model.embedding
+    sizes += [("embedding.rows", table.rows), ("embedding.columns", table.columns)] if table else []
     for name, size in (("hidden_input", model.hidden_input), ("centroids", model.centroids)):
         sizes += [(name, size)] if size is not None else []
     yield from ((name, size, 1, _LARGEST_SIZE) for name, size in sizes)
     yield "candidates", model.candidates, 1, model.vocab_size
+    if table is not None:
+        yield "embedding.offset", table.offset, 0, _MOST_BYTES
+        yield "embedding.scales_offset", table.scales_offset or 0, 0, _MOST_BYTES
     if model.screen is not None:
         yield "screen.rescored", model.screen.rescored, 1, model.vocab_size
+
+
+def _of_embedding(model: Model) -> str | None:
+    """What is wrong with the table that the host looks tokens up in."""
+    of = model.embedding
+    if of is None:
+        # Parallel heads embed nothing.
+        return "a graph for TensorRT takes embeddings, and there is no table of them" if _lacks_table(model) else None
+    if not 0 < of.scale < float("inf"):
+        return f"the embedding's scale {of.scale} is no factor"
+    if of.columns != _embedded(model):
+        return f"the embedding has {of.columns} columns, and the body takes {_embedded(model)}"
+    blocks = of.block_size is not None and of.scales_offset is not None and of.scales_dtype is not None
+    plain = of.block_size is None and of.scales_offset is None and of.scales_dtype is None
+    if (of.dtype == "int8" and not blocks) or (of.dtype != "int8" and not plain):
+        return f"an embedding in {of.dtype} goes with scales where it is int8, and only there"
+    if of.block_size is not None and (of.block_size < 1 or of.columns % of.block_size):
+        return f"the embedding's {of.columns} columns do not divide into blocks of {of.block_size}"
+    return None
+
+
+def _lacks_table(model: Model) -> bool:
+    return any(line.graph == "body" and line.name == "embeddings" for line in model.io)
+
+
+def _embedded(model: Model) -> int:
+    """Columns of the body's input ``embeddings``; the hidden size where the manifest does not say."""
+    for line in model.io:
+        if line.graph == "body" and line.name == "embeddings" and isinstance(line.shape[-1], int):
+            return line.shape[-1]
+    return model.hidden_size
 
 
 def _of_graphs(model: Model) -> Iterator[_Range]:
