@@ -53,6 +53,10 @@ class EngineConfig:
     suffix_shared: bool = False
     """Whether one client's texts are drafted from for all clients, who can then tell by the speed what others wrote."""
     verify_hashes: bool = True
+    cpu_fallback: bool = False
+    """With ``device: cuda``: what has no kernel there may run on the processor; else the bundle does not load."""
+    cuda_graph: bool = False
+    """With ``device: cuda``: runs of few rows are replayed as CUDA graphs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from .drafters.suffix import SuffixCache
 from .engines.ort import OrtEngine, OrtSettings
 from .engines.protocol import Engine
 from .errors import BundleError, ConfigError, InputError, why
-from .memory import Load
+from .memory import Load, needs
 from .text.chat import ChatTemplate
 from .text.tokenizer import Tokenizer
 from .warmup import measure_costs, measure_drafter
@@ -48,6 +48,9 @@ _LONGEST_DRAFT = 63
 """A draft and the token before it are one chunk of the engine. The articles' drafts of 20 to 80 are cut to this."""
 SUFFIX_TOKENS = 1 << 17
 """Of earlier texts that a suffix cache keeps where nothing else is said."""
+
+_LEAST_ARENA_BYTES = 64 << 20
+"""Of a device, whatever the plan says: without any nothing runs."""
 
 DEFAULT_CONTEXT = 2048
 """Most tokens unless more are asked for: a cache is memory."""
@@ -73,6 +76,11 @@ class LoadSettings:
     suffix_shared: bool = False
     """Whether one client's texts are drafted from for all clients."""
     verify_hashes: bool = True
+    cpu_fallback: bool = False
+    """On a device, whether what has no kernel there may run on the processor."""
+    cuda_graph: bool = False
+    memory_bytes: int | None = None
+    """Most for the process: what an engine's allocator on a device is held to. ``None``: not held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +270,9 @@ def load_bundle(directory: Path, settings: LoadSettings) -> LoadedBundle:
         deterministic=settings.deterministic,
         head=settings.head,
         device=settings.device,
+        gpu_memory_bytes=_arena_bytes(manifest, load, settings),
+        cpu_fallback=settings.cpu_fallback,
+        cuda_graph=settings.cuda_graph,
         keeps_hidden=any(manifest.model(role).hidden_input is not None for role in roles),
     )
     target = OrtEngine(directory, manifest, TARGET, engine_settings)
@@ -281,6 +292,15 @@ def load_bundle(directory: Path, settings: LoadSettings) -> LoadedBundle:
         suffix_tokens=settings.suffix_tokens,
         suffix_shared=settings.suffix_shared,
     )
+
+
+def _arena_bytes(manifest: Manifest, load: Load, settings: LoadSettings) -> int | None:
+    """What the budget leaves for activations. Sessions run one after another, and each has an arena of its own."""
+    if settings.memory_bytes is None or settings.device == "cpu":
+        return None
+    planned = needs(manifest, load)
+    held = planned.loaded - sum(one.scratch for one in planned.models)
+    return max(_LEAST_ARENA_BYTES, settings.memory_bytes - held)
 
 
 def _let_pages_go(directory: Path, manifest: Manifest) -> None:

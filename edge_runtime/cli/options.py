@@ -46,6 +46,9 @@ def engine_options(function: F) -> F:
                      help="screened: a 4-bit copy of the head finds the rows to score; full: scores all of them."),
         click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
                      help="Where the engines run."),
+        click.option("--cpu-fallback", is_flag=True,
+                     help="With --device cuda: what has no kernel there runs on the processor, instead of failing."),
+        click.option("--cuda-graph", is_flag=True, help="With --device cuda: replay runs of few rows as CUDA graphs."),
         click.option("--drafter", type=click.Choice(get_args(DrafterName)), default="auto",
                      show_default=True, help="Who drafts: nobody, n-grams of the text itself, earlier texts, or a "
                      "model of the bundle by its role; auto: whoever is expected to gain most, step by step."),
@@ -110,6 +113,8 @@ def load_settings(given: dict[str, Any]) -> LoadSettings:
         drafter=given["drafter"],
         max_draft_tokens=most_draft_tokens(given["k"]),
         verify_hashes=not given["no_verify"],
+        cpu_fallback=given["cpu_fallback"],
+        cuda_graph=given["cuda_graph"],
     )
 
 

@@ -48,6 +48,8 @@ def settings_of(engine: EngineConfig) -> LoadSettings:
         suffix_shared=engine.suffix_shared,
         max_draft_tokens=most_draft_tokens(k),
         verify_hashes=engine.verify_hashes,
+        cpu_fallback=engine.cpu_fallback,
+        cuda_graph=engine.cuda_graph,
     )
 
 
@@ -103,7 +105,8 @@ def prepare(config: Config, beside: int = 0) -> Model:
     room = machine_room(config.budget)
     if room is not None:
         refuse_beyond(read_manifest(Path(config.bundle)), config, room, beside)
-    loaded = load_bundle(Path(config.bundle), settings_of(config.engine))
+    most = config.budget.memory_bytes if room is None else room.allowed
+    loaded = load_bundle(Path(config.bundle), replace(settings_of(config.engine), memory_bytes=most))
     try:
         # Ahead of all that is smaller, which then fits into what this has left.
         _run_widest(loaded.target, loaded.target.info.max_rows, loaded.max_head_rows)
