@@ -12,25 +12,32 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import functools
+import importlib.util
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from export_runs import ExportRun, watched_export
-from hypothesis import HealthCheck, settings
+from conformance_options import pytest_addoption as pytest_addoption
+from conformance_options import pytest_configure as pytest_configure
+from conformance_options import pytest_terminal_summary as pytest_terminal_summary
 
-from export.checkpoint import open_checkpoint
-from export.demo import demo_checkpoint
-from export.reference import Reference
+if TYPE_CHECKING:
+    from export_runs import ExportRun
 
-# Shared cores make slow examples likely and meaningless. CI judges a change, so it draws the same examples each time;
-# new ones are drawn wherever a person runs the tests.
-settings.register_profile(
-    "project", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ
-)
-settings.load_profile("project")
+    from export.reference import Reference
+
+# A board that tries its engine has pytest and the runtime, and no more.
+if importlib.util.find_spec("hypothesis") is not None:
+    from hypothesis import HealthCheck, settings
+
+    # Shared cores make slow examples likely and meaningless. CI judges a change, so it draws the same examples each
+    # time; new ones are drawn wherever a person runs the tests.
+    settings.register_profile(
+        "project", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ
+    )
+    settings.load_profile("project")
 
 
 _REAL = ("real_export", "exact_bundle", "fp32_bundle", "reference")
@@ -68,12 +75,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 @pytest.fixture(scope="session")
 def demo_gguf() -> Path:
     """Gemma 3 270M out of its package, its sha256 checked."""
+    from export.demo import demo_checkpoint
+
     return demo_checkpoint()
 
 
 @pytest.fixture(scope="session")
 def real_export(demo_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., ExportRun]]:
     """``real_export(*options)``: the real model by ``edge-export export``, each set of options once a session."""
+    from export_runs import watched_export
+
     folder = tmp_path_factory.mktemp("bundles")
     done: dict[tuple[str, ...], ExportRun] = {}
 
@@ -101,4 +112,7 @@ def fp32_bundle(real_export: Callable[..., ExportRun]) -> Path:
 @pytest.fixture(scope="session")
 def reference(demo_gguf: Path) -> Reference:
     """transformers in float32 with the GGUF's own weights."""
+    from export.checkpoint import open_checkpoint
+    from export.reference import Reference
+
     return Reference(open_checkpoint(demo_gguf))

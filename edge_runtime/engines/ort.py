@@ -11,17 +11,16 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ..bundle import TREE_ROWS, Manifest, Model
-from ..errors import BundleError, ConfigError, EngineError
+from ..errors import ConfigError, EngineError
+from .bounds import refuse_path, refuse_prefix, refuse_slot, refuse_step
 from .ort_bindings import Bindings, BoundReadout
 from .ort_memory import Arrays, bind_host
 from .ort_replay import Replays
 from .ort_session import Sessions, map_table, open_sessions, refuse_missing_provider
 from .ort_settings import OrtSettings as OrtSettings
 from .protocol import EngineInfo, Floats, HeadOutput, HeadRequest, Ids, StepInput, StepOutput
+from .token_ids import head_rows, read_token_ids
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -42,7 +41,7 @@ class OrtEngine:
         if model.shares is not None and target is not None:
             _refuse_other_slots(role, settings, target.info)
         self._model, self._settings = model, settings
-        self._token_ids = _read_token_ids(directory, model)
+        self._token_ids = read_token_ids(directory, model)
         self._arrays: Arrays = Arrays(model, settings, None if target is None else target._arrays)
         self._info = EngineInfo(
             vocab_size=model.vocab_size,
@@ -78,10 +77,7 @@ class OrtEngine:
     def forward(self, step: StepInput) -> StepOutput:
         count = len(step.tokens)
         info = self._info
-        if not (0 <= step.slot < info.slots and 1 <= count <= info.max_rows):
-            raise ValueError(f"slot {step.slot} of {info.slots}, {count} rows of at most {info.max_rows}")
-        if not 0 <= step.position <= info.capacity - count:
-            raise ValueError(f"tokens [{step.position}, {step.position + count}) leave a slot of {info.capacity}")
+        refuse_step(step, info)
         if step.parents is not None and not (info.trees and len(step.parents) == count <= TREE_ROWS):
             raise ValueError("no tree, or an engine without trees")
         rows = max(count, info.min_rows)
@@ -123,7 +119,8 @@ class OrtEngine:
         arrays = self._arrays
         arrays.inverse_temperature[...] = request.inverse_temperature
         if request.gather_ids is not None:
-            arrays.gather_rows[pad : pad + len(request.gather_ids), 0] = self._head_rows(request.gather_ids)
+            rows = head_rows(self._token_ids, request.gather_ids, self._info.vocab_size)
+            arrays.gather_rows[pad : pad + len(rows), 0] = rows
         self._run(self._sessions.readout, readout.binding, ("inverse_temperature", "gather_rows"))
         self._last_readout = readout
         return readout.cut(pad, request.stop - request.first, request.gather_ids is not None)
@@ -138,26 +135,25 @@ class OrtEngine:
         return logits
 
     def copy_prefix(self, source: int, target: int, count: int) -> None:
-        info = self._info
-        if not (0 <= source < info.slots and 0 <= target < info.slots and 0 <= count <= info.capacity):
-            raise ValueError(f"{count} entries of slot {source} into slot {target}: {info.slots} of {info.capacity}")
+        refuse_prefix(source, target, count, self._info)
         if source != target and count:
             self._arrays.copy_prefix(source, target, count)
 
     def keep_path(self, slot: int, position: int, rows: Ids) -> None:
         if not self._info.trees:
             raise ValueError("this engine runs no trees")
+        refuse_path(slot, position, rows, self._info)
         self._arrays.keep_path(slot, position, rows)
 
     def forget(self, slot: int) -> None:
-        if not 0 <= slot < self._info.slots:
-            raise ValueError(f"slot {slot} of {self._info.slots}")
+        refuse_slot(slot, self._info)
         self._arrays.forget(slot)
 
     def hidden_rows(self, slot: int) -> Floats:
         kept = self._arrays.kept
         if kept is None:
             raise ValueError("this engine keeps no hidden rows")
+        refuse_slot(slot, self._info)
         rows: Floats = kept[slot]
         return rows
 
@@ -193,15 +189,6 @@ class OrtEngine:
         except Exception as problem:  # onnxruntime raises its own classes, unrelated to each other
             raise EngineError(f"onnxruntime: {str(problem).splitlines()[0]}") from problem
 
-    def _head_rows(self, token_ids: Ids) -> Ids:
-        """Token ids as rows of the head; a token that a reduced head lacks raises ``ValueError``."""
-        if self._token_ids is None:
-            return token_ids
-        rows = np.searchsorted(self._token_ids, token_ids)
-        if not np.array_equal(self._token_ids[np.minimum(rows, len(self._token_ids) - 1)], token_ids):
-            raise ValueError("a gathered id is not in the reduced head")
-        return rows.astype(np.int64)
-
 
 def _refuse(role: str, model: Model, settings: OrtSettings) -> None:
     """What the bundle or the machine cannot do."""
@@ -230,12 +217,3 @@ def _shared_table(
     if target is not None and model.table and model.table == target._model.table:
         return target._table
     return map_table(directory, model, settings)
-
-
-def _read_token_ids(directory: Path, model: Model) -> NDArray[np.int64] | None:
-    if model.token_ids is None:
-        return None
-    ids = np.fromfile(directory / model.token_ids, dtype="<i8")
-    if len(ids) != model.vocab_size or np.any(np.diff(ids) <= 0):
-        raise BundleError(f"{model.token_ids}: not {model.vocab_size} rising token ids")
-    return ids

@@ -106,10 +106,12 @@ def make_session(
     path: Path,
     settings: OrtSettings,
     shared: Mapping[str, onnxruntime.OrtValue] | None = None,
+    entries: Mapping[str, str] | None = None,
     *,
     replayed: bool = False,
 ) -> onnxruntime.InferenceSession:
-    """``replayed``: its runs may be captured as CUDA graphs, where the settings want that."""
+    """``entries``: of onnxruntime's session configuration. ``replayed``: its runs may be captured as CUDA graphs, where
+    the settings want that."""
     import onnxruntime
 
     provider = _PROVIDERS[settings.device]
@@ -120,6 +122,8 @@ def make_session(
     # Each session has a pool of threads, and one that still spins takes its core from the next session: without this
     # two threads on two cores are slower than one (measured: 33 ms a step against 14).
     options.add_session_config_entry("session.force_spinning_stop", "1")
+    for key, entry in (entries or {}).items():
+        options.add_session_config_entry(key, entry)
     for name, value in (shared or {}).items():
         options.add_initializer(name, value)
     provider_options: dict[str, str] = {}

@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 from ..cost import CostTable
+from ..engines.bounds import refuse_path, refuse_prefix, refuse_slot, refuse_step
 from ..engines.protocol import EngineInfo, Floats, HeadOutput, HeadRequest, Ids, StepInput, StepOutput
 from ..errors import EngineError
 from .model import ROW, FakeModel, rows_of
@@ -193,9 +194,7 @@ class FakeEngine:
         return full
 
     def copy_prefix(self, source: int, target: int, count: int) -> None:
-        info = self._info
-        if not (0 <= source < info.slots and 0 <= target < info.slots and 0 <= count <= info.capacity):
-            raise ValueError(f"{count} entries of slot {source} into slot {target}: {info.slots} of {info.capacity}")
+        refuse_prefix(source, target, count, self._info)
         self.calls.append(FakeCall("copy", target, source, count))
         done = count if self.fail_after != 0 else count // 2
         self.cache[target, :done] = self.cache[source, :done]
@@ -206,11 +205,10 @@ class FakeEngine:
         self._fail()
 
     def keep_path(self, slot: int, position: int, rows: Ids) -> None:
+        refuse_path(slot, position, rows, self._info)
         self.calls.append(FakeCall("keep", slot, position, len(rows)))
         self._fail()
         for place, source in enumerate((position + rows).tolist(), start=position):
-            if source < place:
-                raise ValueError("the rows of a path do not rise")
             self.cache[slot, place] = self.cache[slot, source]
             for digests in (self.digests, self.shallow):
                 digests[slot][place] = digests[slot][source]
@@ -218,6 +216,7 @@ class FakeEngine:
                 self._kept[slot, place] = self._kept[slot, source]
 
     def forget(self, slot: int) -> None:
+        refuse_slot(slot, self._info)
         self.calls.append(FakeCall("forget", slot, 0, 0))
         self.cache[slot] = UNWRITTEN
         for digests in (self.digests, self.shallow):
@@ -225,6 +224,7 @@ class FakeEngine:
         self._fail()
 
     def hidden_rows(self, slot: int) -> Floats:
+        refuse_slot(slot, self._info)
         if not self._info.keeps_hidden:
             raise ValueError("this engine keeps no hidden rows")
         rows: Floats = self._kept[slot]
@@ -239,10 +239,7 @@ class FakeEngine:
 
     def _check(self, step: StepInput) -> None:
         info, count = self._info, len(step.tokens)
-        if not (0 <= step.slot < info.slots and 1 <= count <= info.max_rows):
-            raise ValueError(f"slot {step.slot} of {info.slots}, {count} rows of at most {info.max_rows}")
-        if not 0 <= step.position <= info.capacity - count:
-            raise ValueError(f"tokens [{step.position}, {step.position + count}) leave a slot of {info.capacity}")
+        refuse_step(step, info)
         if int(step.tokens.min()) < 0 or int(step.tokens.max()) >= self.model.vocab_size:
             raise ValueError("a token id is outside the embedding table")
         if step.parents is not None and not (info.trees and _is_tree(step.parents, count)):

@@ -1,0 +1,36 @@
+"""What callers of any engine may not ask for. Knows no engine."""
+
+from __future__ import annotations
+
+from .protocol import EngineInfo, Ids, StepInput
+
+
+def refuse_step(step: StepInput, info: EngineInfo) -> None:
+    """A slot, a number of rows or a position out of range. Raises ``ValueError``."""
+    count = len(step.tokens)
+    if not (0 <= step.slot < info.slots and 1 <= count <= info.max_rows):
+        raise ValueError(f"slot {step.slot} of {info.slots}, {count} rows of at most {info.max_rows}")
+    if not 0 <= step.position <= info.capacity - count:
+        raise ValueError(f"tokens [{step.position}, {step.position + count}) leave a slot of {info.capacity}")
+
+
+def refuse_slot(slot: int, info: EngineInfo) -> None:
+    """Raises ``ValueError``."""
+    if not 0 <= slot < info.slots:
+        raise ValueError(f"slot {slot} of {info.slots}")
+
+
+def refuse_prefix(source: int, target: int, count: int, info: EngineInfo) -> None:
+    """Raises ``ValueError``."""
+    if not (0 <= source < info.slots and 0 <= target < info.slots and 0 <= count <= info.capacity):
+        raise ValueError(f"{count} entries of slot {source} into slot {target}: {info.slots} of {info.capacity}")
+
+
+def refuse_path(slot: int, position: int, rows: Ids, info: EngineInfo) -> None:
+    """Rows of a path that do not rise, or that leave the slot. Raises ``ValueError``."""
+    refuse_slot(slot, info)
+    known = rows.tolist()
+    if any(one >= other for one, other in zip([-1, *known[:-1]], known, strict=True)):
+        raise ValueError("the rows of a path do not rise")
+    if not 0 <= position <= info.capacity - (known[-1] + 1 if known else 0):
+        raise ValueError(f"rows of a path from {position} on leave a slot of {info.capacity}")

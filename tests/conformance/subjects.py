@@ -1,0 +1,211 @@
+"""Engines that the suite tries, how each is opened, and how far it may be off. Knows no test.
+
+A tolerance is stated in standard deviations of the logits, since bundles differ in how large theirs are.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fake_delta import fake_delta
+from random_gemma import export_random, save_random
+
+from edge_runtime.bundle import Manifest, read_manifest
+from edge_runtime.engines.opening import Backend, open_engine
+from edge_runtime.engines.ort_settings import OrtSettings
+from edge_runtime.engines.protocol import Engine
+from edge_runtime.testing import FakeEngine, FakeModel
+
+ENGINES = ("fake", "delta", "ort", "reference", "nf4", "tensorrt")
+"""By their names on the command line. ``delta`` is the logic of ``DeltaEngine`` over a device of numpy."""
+FAMILIES = ("gemma2", "gemma3")
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """What two ways to one row may differ by; 0 is the same bits."""
+
+    rows: float
+    """Between a row that ran with others, in another chunk or slot, and the same row alone."""
+    readout: float
+    """Between a row of logits and what was read out of it."""
+    near_tie: float
+    """Gap of the two best logits within which a greedy text may leave the plain one."""
+    why: str
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How an engine is opened; it may hold more."""
+
+    slots: int = 3
+    capacity: int = 96
+    max_rows: int = 16
+    head_rows: int = 8
+    keeps_hidden: bool = True
+
+
+EXACT = Tolerance(0.0, 1e-6, 0.0, "a fake computes a row by itself")
+FLOAT32 = Tolerance(1e-4, 1e-5, 1e-4, "float32 sums in another order, and a lone row by another kernel")
+BYTES = Tolerance(0.15, 1e-5, 0.25, "activations of 8 bits: a rounding moves a whole step of the scale")
+HALF = Tolerance(2e-2, 1e-4, 5e-2, "float16 products, summed in another order by other row counts")
+FOUR_BITS = Tolerance(5e-2, 1e-4, 0.1, "float16 or bfloat16 products of dequantised weights")
+
+
+@dataclass
+class Bundles:
+    """Tiny ones, made when they are asked for, and perhaps the owner's."""
+
+    place: Path
+    owned: Path | None = None
+    made: dict[tuple[Any, ...], tuple[Path, Manifest]] = field(default_factory=dict)
+
+    def tiny(self, family: str, **recipe: Any) -> tuple[Path, Manifest]:
+        key = (family, *sorted(recipe.items()))
+        if key not in self.made:
+            folder = self.place / f"bundle-{len(self.made)}"
+            self.made[key] = (folder, export_random(folder, self.checkpoint(family), **recipe))
+        return self.made[key]
+
+    def checkpoint(self, family: str) -> Path:
+        folder = self.place / family
+        return folder if folder.exists() else save_random(folder, family)
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        assert self.owned is not None
+        return read_manifest(self.owned)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One engine of one model."""
+
+    engine: str
+    model: str
+    tolerance: Tolerance
+    opener: Callable[[Bundles, Wanted], Engine]
+    deterministic: bool = False
+    reduced: bool = False
+    """A head of some of the tokens: a draft's, which writes no text by itself."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.engine}-{self.model}"
+
+
+def cases(engine: str, owned: Path | None) -> list[Case]:
+    """Of the engine by that name, of the owner's bundle or of tiny ones."""
+    if engine in ("fake", "delta"):
+        return _FAKES[engine]
+    if owned is not None:
+        return [_of_bundle(engine, owned)]
+    return _TINY[engine]()
+
+
+def runs_here(engine: str, owned: Path | None) -> bool:
+    """Whether what it needs is installed; nothing is imported for that."""
+    if owned is not None and engine in ("ort", "reference", "tensorrt"):
+        wanted = "ort" if read_manifest(owned).models["target"].dialect == "ort" else "tensorrt"
+        if (engine == "ort") != (wanted == "ort"):
+            return False
+    modules = {"nf4": ("torch", "transformers", "bitsandbytes"), "tensorrt": ("tensorrt",)}.get(engine, ())
+    return all(importlib.util.find_spec(name) is not None for name in modules) and bool(cases(engine, owned))
+
+
+# --- how each is opened
+
+
+def _fake(bundles: Bundles, wanted: Wanted, **given: Any) -> Engine:
+    sizes = {"capacity": wanted.capacity, "slots": wanted.slots, "max_rows": wanted.max_rows}
+    return FakeEngine(**sizes, keeps_hidden=wanted.keeps_hidden, **given)
+
+
+def _fake_delta(bundles: Bundles, wanted: Wanted, **given: Any) -> Engine:
+    place = bundles.place / f"fake-{len(list(bundles.place.iterdir()))}"
+    place.mkdir()
+    sizes = {"capacity": wanted.capacity, "slots": wanted.slots, "max_rows": wanted.max_rows}
+    keys = {"head_rows": wanted.head_rows, "keeps_hidden": wanted.keeps_hidden, **given}
+    return fake_delta(place, FakeModel(), **sizes, **keys)[0]
+
+
+def _settings(wanted: Wanted, threads: int, **given: Any) -> OrtSettings:
+    return OrtSettings(
+        capacity=wanted.capacity, slots=wanted.slots, max_rows=wanted.max_rows, max_head_rows=wanted.head_rows,
+        keeps_hidden=wanted.keeps_hidden, threads=threads, **given,
+    )  # fmt: skip
+
+
+def _tiny(backend: Backend, family: str, recipe: dict[str, Any], **given: Any) -> Callable[[Bundles, Wanted], Engine]:
+    def opened(bundles: Bundles, wanted: Wanted) -> Engine:
+        directory, manifest = bundles.tiny(family, **recipe)
+        return open_engine(directory, manifest, "target", backend, _settings(wanted, 1, **given))
+
+    return opened
+
+
+def _of_bundle(engine: str, owned: Path) -> Case:
+    def opened(bundles: Bundles, wanted: Wanted) -> Engine:
+        capacity = min(256, bundles.manifest.model("target").max_context)
+        given = Wanted(wanted.slots, capacity, wanted.max_rows, wanted.head_rows, wanted.keeps_hidden)
+        return open_engine(owned, bundles.manifest, "target", _BACKENDS[engine], _settings(given, 0))
+
+    model = read_manifest(owned).model("target")
+    tolerance = BYTES if model.accuracy_level == 4 else FLOAT32 if model.kv_dtype == "float32" else HALF
+    return Case(engine, owned.name, tolerance, opened)
+
+
+_BACKENDS: dict[str, Backend] = {"ort": "onnxruntime", "reference": "reference", "tensorrt": "tensorrt"}
+_REDUCED = np.arange(0, 64, 2)
+_FAKES: dict[str, list[Case]] = {
+    "fake": [
+        Case("fake", "model", EXACT, _fake),
+        Case("fake", "pairs", EXACT, lambda bundles, wanted: _fake(bundles, wanted, min_rows=2), True),
+        Case("fake", "trees", EXACT, lambda bundles, wanted: _fake(bundles, wanted, trees=True)),
+        Case("fake", "reduced", EXACT, lambda bundles, wanted: _fake(bundles, wanted, token_ids=_REDUCED), False, True),
+    ],
+    "delta": [
+        Case("delta", "model", EXACT, _fake_delta),
+        Case("delta", "pairs", EXACT, lambda bundles, wanted: _fake_delta(bundles, wanted, deterministic=True), True),
+        Case("delta", "reduced", EXACT, lambda bundles, wanted: _fake_delta(bundles, wanted, token_ids=_REDUCED), False,
+             True),
+    ],
+}  # fmt: skip
+
+
+def _ort_cases() -> list[Case]:
+    fp32 = [Case("ort", family, FLOAT32, _tiny("onnxruntime", family, {"precision": "fp32"})) for family in FAMILIES]
+    trees = _tiny("onnxruntime", "gemma3", {"precision": "fp32", "trees": True})
+    rounded = {"precision": "int8"}
+    return [
+        *fp32,
+        Case("ort", "gemma3-trees", FLOAT32, trees),
+        Case("ort", "gemma3-int8", BYTES, _tiny("onnxruntime", "gemma3", rounded)),
+        Case("ort", "gemma3-int8-pairs", BYTES, _tiny("onnxruntime", "gemma3", rounded, deterministic=True), True),
+    ]
+
+
+def _reference_cases() -> list[Case]:
+    return []
+
+
+def _nf4_cases() -> list[Case]:
+    return []
+
+
+def _tensorrt_cases() -> list[Case]:
+    return []
+
+
+_TINY: dict[str, Callable[[], list[Case]]] = {
+    "ort": _ort_cases,
+    "reference": _reference_cases,
+    "nf4": _nf4_cases,
+    "tensorrt": _tensorrt_cases,
+}
