@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_runtime.bundle import GraphNeeds, Model, Product
-from edge_runtime.errors import CheckpointError, ConfigError
+from edge_runtime.errors import CheckpointError
 
 from .checkpoint import Checkpoint, effective_norm
 from .gemma import describe
@@ -31,6 +31,7 @@ from .quantize import to_float16
 from .recipe import ExportRecipe
 
 FORMAT = "edge-runtime nf4 1"
+_EMBED, _HEAD = "embed_tokens.weight", "head.weight"
 _DTYPES = {"U8": "uint8", "F16": "<f2", "F32": "<f4"}
 _SLAB_VALUES = 8 << 20
 _ALIGNMENT = 64
@@ -87,44 +88,38 @@ class TensorFile:
 def write_nf4_model(directory: Path, plan: ModelPlan, recipe: ExportRecipe, progress: Progress) -> WrittenModel:
     """``plan``: which checkpoint, layers and rows; its precisions do not matter. Raises ``InputError`` kinds."""
     checkpoint = plan.checkpoint
-    if plan.token_ids is not None:
-        raise ConfigError(f"{plan.role}: vocab_rows does not go with engine: nf4")
-    settings = hf_settings(checkpoint.config, plan.num_layers) | {"vocab_size": plan.vocab_size}
+    # A reduced head is a table of its own; the embedding keeps all rows, since any token may be fed.
+    tokens = plan.vocab_size if plan.token_ids is None else checkpoint.tensor(Graph.EMBED).shape[0]
+    settings = hf_settings(checkpoint.config, plan.num_layers) | {"vocab_size": tokens}
     graph = describe(checkpoint.config, plan.num_layers)
     matrices = [name for op in graph.body if isinstance(op, Linear) for name in op.weights]
     vectors = list(vector_names(graph))
     name = f"{plan.role}.nf4.safetensors"
-    entries = dict(_entries(checkpoint, matrices, vectors, plan.vocab_size))
+    entries = dict(_entries(plan, matrices, vectors, tokens))
     config = {"model_type": HF_TYPE[checkpoint.config.family], **settings}
-    metadata = {"format": FORMAT, "config": json.dumps(config)}
-    total = 4 * (plan.vocab_size * graph.hidden_size + sum(int(np.prod(checkpoint.tensor(m).shape)) for m in matrices))
-    done = 0
-    with TensorFile(directory / name, entries, metadata) as file:
+    with TensorFile(directory / name, entries, {"format": FORMAT, "config": json.dumps(config)}) as file:
         for vector in vectors:
             file.write(f"{hf_name(vector)}.weight", effective_norm(checkpoint, vector) - np.float32(1))
-        for start, rows in _slabs(checkpoint, Graph.EMBED, plan.vocab_size):
-            file.write("embed_tokens.weight", to_float16(rows), start)
-            done += rows.nbytes
-            progress(plan.role, done, total)
-        for matrix in matrices:
+        _write_tables(file, plan, tokens)
+        for done, matrix in enumerate(matrices):
+            progress(plan.role, done, len(matrices))
             for start, rows in _slabs(checkpoint, matrix, checkpoint.tensor(matrix).shape[0]):
                 found = nf4(rows)
                 file.write(f"{hf_name(matrix)}.packed", found.packed, start)
                 file.write(f"{hf_name(matrix)}.scales", found.scales, start)
-                done += rows.nbytes
-                progress(plan.role, done, total)
             checkpoint.release()
-    sizes = [int(np.prod(checkpoint.tensor(matrix).shape)) for matrix in matrices]
-    widest = max(checkpoint.tensor(matrix).shape[0] for matrix in matrices)
-    needs = GraphNeeds(
-        file=name,
-        stored=(directory / name).stat().st_size,
-        table=0,
-        products=(Product(4, NF4_BLOCK, sum(sizes), max(sizes)),),
-        widest=widest,
-        attention_heads=checkpoint.config.num_heads,
-    )
-    model = Model(
+        progress(plan.role, len(matrices), len(matrices))
+    ids_file = None
+    if plan.token_ids is not None:
+        ids_file = f"{plan.role}.token_ids"
+        plan.token_ids.astype("<i8").tofile(directory / ids_file)
+    return WrittenModel(_model(plan, recipe, graph, name, _needs(directory / name, checkpoint, matrices), ids_file), (), {})
+
+
+def _model(
+    plan: ModelPlan, recipe: ExportRecipe, graph: Graph, name: str, needs: GraphNeeds, ids_file: str | None
+) -> Model:
+    return Model(
         body=name,
         head=name,
         readout="",
@@ -134,7 +129,7 @@ def write_nf4_model(directory: Path, plan: ModelPlan, recipe: ExportRecipe, prog
         precision="nf4",
         accuracy_level=0,
         vocab_size=plan.vocab_size,
-        token_ids=None,
+        token_ids=ids_file,
         hidden_size=graph.hidden_size,
         candidates=min(recipe.candidates, plan.vocab_size),
         max_context=recipe.max_context,
@@ -144,14 +139,28 @@ def write_nf4_model(directory: Path, plan: ModelPlan, recipe: ExportRecipe, prog
         graphs=(needs,),
         dialect="nf4",
     )
-    return WrittenModel(model, (), {})
+
+
+def _needs(path: Path, checkpoint: Checkpoint, matrices: list[str]) -> GraphNeeds:
+    shapes = [checkpoint.tensor(matrix).shape for matrix in matrices]
+    sizes = [rows * columns for rows, columns in shapes]
+    return GraphNeeds(
+        file=path.name,
+        stored=path.stat().st_size,
+        table=0,
+        products=(Product(4, NF4_BLOCK, sum(sizes), max(sizes)),),
+        widest=max(rows for rows, _ in shapes),
+        attention_heads=checkpoint.config.num_heads,
+    )
 
 
 def _entries(
-    checkpoint: Checkpoint, matrices: list[str], vectors: list[str], vocab_size: int
+    plan: ModelPlan, matrices: list[str], vectors: list[str], tokens: int
 ) -> Iterator[tuple[str, _Entry]]:
-    hidden = checkpoint.config.hidden_size
-    yield "embed_tokens.weight", _Entry("F16", (vocab_size, hidden))
+    checkpoint = plan.checkpoint
+    yield _EMBED, _Entry("F16", (tokens, checkpoint.config.hidden_size))
+    if plan.token_ids is not None:
+        yield _HEAD, _Entry("F16", (plan.vocab_size, checkpoint.config.hidden_size))
     for vector in vectors:
         yield f"{hf_name(vector)}.weight", _Entry("F32", checkpoint.tensor(vector).shape)
     for matrix in matrices:
@@ -160,6 +169,17 @@ def _entries(
             raise CheckpointError(f"{matrix}: {columns} columns do not divide into blocks of {NF4_BLOCK}")
         yield f"{hf_name(matrix)}.packed", _Entry("U8", (rows, columns // 2))
         yield f"{hf_name(matrix)}.scales", _Entry("F32", (rows, columns // NF4_BLOCK))
+
+
+def _write_tables(file: TensorFile, plan: ModelPlan, tokens: int) -> None:
+    ids = plan.token_ids
+    for start, rows in _slabs(plan.checkpoint, Graph.EMBED, tokens):
+        half = to_float16(rows)
+        file.write(_EMBED, half, start)
+        if ids is not None:
+            first, stop = np.searchsorted(ids, [start, start + len(rows)]).tolist()
+            if first < stop:
+                file.write(_HEAD, half[ids[first:stop] - start], first)
 
 
 def _slabs(checkpoint: Checkpoint, name: str, rows: int) -> Iterator[tuple[int, NDArray[np.float32]]]:

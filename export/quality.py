@@ -1,7 +1,7 @@
-"""What 4 bits cost: likelihoods of a text the weights were not rounded on. Knows no bundle and no engine.
+"""What 4 bits cost: likelihoods of a text that no weight was rounded on. Knows no bundle and no engine.
 
 Each scheme rounds the products of the body as an export would; embedding, head and norms stay as the checkpoint has
-them, so that the rows differ by nothing but the rounding. Activations are float32 throughout.
+them, so that the rows of the report differ by nothing but the rounding. Activations are float32 throughout.
 """
 
 from __future__ import annotations
@@ -44,27 +44,30 @@ class Scheme:
 
     name: str
     kind: Literal["fp16", "int4", "nf4"]
-    block_size: int = 0
+    text: str
+    """What it is, for people."""
+    block_size: int = 1
     symmetric: bool = False
     calibrated: bool = False
 
     @property
     def bits(self) -> float:
-        """Of a weight, its share of scales (and zero points) included, as they are stored."""
+        """Of a weight, with its share of scale and zero point as they are stored."""
         if self.kind == "fp16":
             return 16.0
-        scale = 16 if self.symmetric else 32
-        return 4 + (scale + (4 if self.kind == "int4" and not self.symmetric else 0)) / self.block_size
+        zero_point = 4 if self.kind == "int4" and not self.symmetric else 0
+        # For devices scales are float16, elsewhere float32.
+        return 4 + ((16 if self.symmetric else 32) + zero_point) / self.block_size
 
 
 SCHEMES = (
-    Scheme("fp16", "fp16"),
-    Scheme("int4 32, zero points, calibrated (CPU)", "int4", 32, False, True),
-    Scheme("int4 64, symmetric, calibrated", "int4", 64, True, True),
-    Scheme("int4 128, symmetric, calibrated", "int4", 128, True, True),
-    Scheme("int4 64, symmetric", "int4", 64, True),
-    Scheme("int4 128, symmetric", "int4", 128, True),
-    Scheme("nf4 64", "nf4", NF4_BLOCK),
+    Scheme("fp16", "fp16", "float16"),
+    Scheme("int4-cpu", "int4", "blocks of 32, zero points, calibrated: as exported for a CPU", 32, False, True),
+    Scheme("int4-64", "int4", "blocks of 64, symmetric, calibrated: as exported for a device", 64, True, True),
+    Scheme("int4-128", "int4", "blocks of 128, symmetric, calibrated: the same", 128, True, True),
+    Scheme("int4-64-plain", "int4", "blocks of 64, symmetric, not calibrated", 64, True),
+    Scheme("int4-128-plain", "int4", "blocks of 128, symmetric, not calibrated", 128, True),
+    Scheme("nf4", "nf4", "NF4, blocks of 64, no double quantisation", NF4_BLOCK),
 )
 
 
@@ -73,13 +76,14 @@ class Likelihood:
     """Of one scheme, over all predictions."""
 
     scheme: str
+    text: str
     bits: float
     nll: float
     """Nats a token."""
     kl: float
     """KL(checkpoint || scheme), nats a token."""
-    kl_error: float
-    """Standard error of that mean, each context taken as one."""
+    kl_error: float | None
+    """Standard error of that mean, each context taken as one; ``None`` for a single context."""
     top1_agreement: float
 
 
@@ -91,9 +95,12 @@ class QualityReport:
     """Predictions."""
     context: int
     calibration_tokens: int
+    """0: nothing was calibrated."""
     nll: float
     """Of the checkpoint's own weights in float32."""
     rows: tuple[Likelihood, ...]
+    left_out: tuple[str, ...]
+    """Schemes whose blocks do not divide the checkpoint's rows."""
 
 
 def measure_quality(
@@ -107,33 +114,50 @@ def measure_quality(
 ) -> QualityReport:
     """``text``: its name and content; the GPL-3 if left out. Raises ``ConfigError`` and ``CheckpointError``."""
     if checkpoint.config.family == "gemma4":
-        raise ConfigError("quality: Gemma 2 and 3 only; compare a bundle of Gemma 4 with parity")
+        raise ConfigError("quality: of Gemma 2 and 3 alone; compare a bundle of Gemma 4 by edge-export parity")
+    fitting = [scheme for scheme in schemes if _fits(checkpoint, scheme)]
     tokenizer = build_tokenizer_model(checkpoint)
     name, content = text or ("GPL-3", sample_text())
     contexts = _contexts(tokenizer.bos_id, tokenizer.encode(content), tokens)
     recipe = ExportRecipe(source="", output="", precision="int4", calibration=calibration)
-    ids = calibration_ids(recipe, tokenizer) if any(scheme.calibrated for scheme in schemes) else None
+    if calibration == "none":
+        raise ConfigError("calibration: none; leave the calibrated schemes out by --scheme instead")
+    ids = calibration_ids(recipe, tokenizer) if any(scheme.calibrated for scheme in fitting) else None
     reference = Reference(checkpoint)
     judge = _Judge(reference, contexts, progress)
+    rows = []
     with tempfile.TemporaryDirectory(prefix="quality.") as folder:
         moments = None if ids is None else input_moments(Path(folder), checkpoint, ids, progress)
-        rows = []
-        for scheme in schemes:
+        for scheme in fitting:
             for matrix, values in _rounded(checkpoint, scheme, moments, progress):
                 reference.set_matrix(matrix, values)
             rows.append(judge.likelihood(scheme))
-    count = sum(len(one) - 1 for one in contexts)
-    calibrated = 0 if ids is None else len(ids)
     return QualityReport(
-        str(checkpoint.path), name, count, CONTEXT, calibrated, judge.nll, tuple(rows)
+        checkpoint=str(checkpoint.path),
+        text=name,
+        tokens=sum(len(one) - 1 for one in contexts),
+        context=CONTEXT,
+        calibration_tokens=0 if ids is None else len(ids),
+        nll=judge.nll,
+        rows=tuple(rows),
+        left_out=tuple(scheme.name for scheme in schemes if scheme not in fitting),
     )
+
+
+def _products(checkpoint: Checkpoint) -> list[tuple[str, ...]]:
+    return [op.weights for op in describe(checkpoint.config).body if isinstance(op, Linear)]
+
+
+def _fits(checkpoint: Checkpoint, scheme: Scheme) -> bool:
+    names = [name for product in _products(checkpoint) for name in product]
+    return all(checkpoint.tensor(name).shape[1] % scheme.block_size == 0 for name in names)
 
 
 def _contexts(bos: int, ids: Sequence[int], tokens: int) -> list[Ids]:
     """``tokens`` predictions in pieces of at most ``CONTEXT``, each behind the begin-of-text token."""
-    if len(ids) < 2:
-        raise ConfigError("the text has no tokens to predict")
     ids = ids[:tokens]
+    if not ids:
+        raise ConfigError("the text has no tokens to predict")
     return [np.array([bos, *ids[at : at + CONTEXT]], np.int64) for at in range(0, len(ids), CONTEXT)]
 
 
@@ -143,10 +167,10 @@ def _rounded(
     moments: Callable[[tuple[str, ...]], Floats] | None,
     progress: Progress,
 ) -> Iterator[tuple[str, Floats]]:
-    """Every matrix of the body by its canonical name [N, K], rounded."""
-    products = [op.weights for op in describe(checkpoint.config).body if isinstance(op, Linear)]
+    """Every matrix of the body by its canonical name, [N, K] rounded."""
+    products = _products(checkpoint)
     for done, names in enumerate(products):
-        progress(scheme.name, done, len(products))
+        progress(f"round: {scheme.name}", done, len(products))
         factor = input_factor(moments(names)) if scheme.calibrated and moments is not None else None
         for name in names:
             source = checkpoint.tensor(name)
@@ -159,7 +183,8 @@ def _rounded(
                 yield name, gptq(rows, factor, scheme.block_size, symmetric=scheme.symmetric).dequantise()
             else:
                 yield name, int4(rows, scheme.block_size, symmetric=scheme.symmetric).dequantise()
-    progress(scheme.name, len(products), len(products))
+        checkpoint.release()
+    progress(f"round: {scheme.name}", len(products), len(products))
 
 
 class _Judge:
@@ -167,13 +192,9 @@ class _Judge:
 
     def __init__(self, reference: Reference, contexts: Sequence[Ids], progress: Progress) -> None:
         self._reference, self._contexts, self._progress = reference, contexts, progress
-        self._hidden: list[Any] = []
-        for done, ids in enumerate(contexts):
-            progress("reference", done, len(contexts))
-            self._hidden.append(reference.hidden(ids[:-1]))
-        progress("reference", len(contexts), len(contexts))
+        self._hidden = [reference.hidden(ids[:-1]) for ids in contexts]
         self.nll = float("nan")
-        """Of what it said before, known once something was compared with it."""
+        """Of what it said before; known once something was compared with it."""
 
     def likelihood(self, scheme: Scheme) -> Likelihood:
         tables = []
@@ -181,11 +202,10 @@ class _Judge:
             self._progress(f"read: {scheme.name}", at, len(self._contexts))
             tables.append(self._compare(at, self._reference.hidden(ids[:-1])))
         self._progress(f"read: {scheme.name}", len(tables), len(tables))
-        table = np.concatenate(tables)
         means = np.array([one[:, 2].mean() for one in tables])
-        error = float(means.std(ddof=1) / len(means) ** 0.5) if len(means) > 1 else float("nan")
-        self.nll, nll, kl, same = (float(mean) for mean in table.mean(axis=0))
-        return Likelihood(scheme.name, scheme.bits, nll, kl, error, same)
+        error = float(means.std(ddof=1) / len(means) ** 0.5) if len(means) > 1 else None
+        self.nll, nll, kl, same = (float(mean) for mean in np.concatenate(tables).mean(axis=0))
+        return Likelihood(scheme.name, scheme.text, scheme.bits, nll, kl, error, same)
 
     def _compare(self, context: int, hidden: Any) -> NDArray[np.float64]:
         """[n, 4] NLL before and now, KL and same best token, of each prediction."""

@@ -20,6 +20,7 @@ from edge_runtime.schema import structure
 _MOST_BYTES = 1 << 20
 
 Precision = Literal["exact", "fp32", "fp16", "int8", "int4"]
+EngineKind = Literal["onnxruntime", "nf4"]
 
 
 def _key(default: Any, text: str) -> Any:
@@ -56,6 +57,11 @@ class ExportRecipe:
     source: str = _required("checkpoint of the target: a .gguf file, or a directory with config.json and *.safetensors")
     output: str = _required("directory of the bundle; it must not exist unless an overwrite is asked for")
     name: str | None = _key(None, "name in the manifest; the output's own name when left out")
+    engine: EngineKind = _key(
+        "onnxruntime",
+        "what the bundle is for; nf4: torch and bitsandbytes, with 4-bit NF4 weights and a float16 table, whatever "
+        "precision and calibration say (they keep their defaults)",
+    )
     precision: Precision = _key(
         "exact",
         "exact: the blocks of a GGUF carried over unchanged; fp32; fp16 (weights, activations and cache; for GPUs); "
@@ -104,6 +110,8 @@ class ExportRecipe:
             raise ConfigError(f"max_context: {self.max_context} is not a length")
         if self.trees and (self.half or self.precision == "fp16"):
             raise ConfigError("trees: not with half or fp16")
+        if self.engine == "nf4":
+            _refuse_for_nf4(self)
         if self.mtp_vocab_rows < 1:
             raise ConfigError(f"mtp_vocab_rows: {self.mtp_vocab_rows} is not a count")
         if self.candidates < 1:
@@ -115,6 +123,16 @@ class ExportRecipe:
         if self.drafter_precision is not None:
             return self.drafter_precision
         return self.precision if self.precision in ("fp32", "fp16") else "int8"
+
+
+def _refuse_for_nf4(recipe: ExportRecipe) -> None:
+    """What that engine has no use for is not ignored in silence."""
+    drafts = (recipe.self_draft, recipe.mtp, recipe.heads)
+    if any(one is not None for one in drafts):
+        raise ConfigError("engine: nf4 runs whole models alone: no self_draft, mtp or heads (draft is one)")
+    own = (recipe.head_precision, recipe.draft and recipe.draft.precision, recipe.draft and recipe.draft.head_precision)
+    if recipe.precision != "exact" or recipe.half or recipe.trees or any(own):
+        raise ConfigError("engine: nf4 has precisions of its own: leave precision, head_precision, half and trees out")
 
 
 def read_recipe(path: Path, overrides: Mapping[str, Any] | None = None) -> ExportRecipe:

@@ -15,7 +15,8 @@ from .ort import OrtEngine
 from .ort_settings import OrtSettings
 from .protocol import Engine
 
-Backend = Literal["auto", "onnxruntime", "tensorrt", "reference"]
+Backend = Literal["auto", "onnxruntime", "tensorrt", "reference", "nf4"]
+_OF_DIALECT: dict[str, Backend] = {"ort": "onnxruntime", "tensorrt": "tensorrt", "nf4": "nf4"}
 
 
 def chosen_backend(manifest: Manifest, role: str, backend: Backend, where: str = "") -> Backend:
@@ -24,13 +25,18 @@ def chosen_backend(manifest: Manifest, role: str, backend: Backend, where: str =
     ``where``: the bundle's place, as its owner would type it.
     """
     dialect = manifest.model(role).dialect
-    if backend == "auto":
-        return "onnxruntime" if dialect == "ort" else "tensorrt"
+    if backend == "auto" or backend == _OF_DIALECT[dialect]:
+        return _OF_DIALECT[dialect]
     name, place = f"bundle {manifest.name!r}", where or "BUNDLE"
     if backend == "onnxruntime" and dialect == "tensorrt":
         raise ConfigError(
             f"{name} holds graphs for TensorRT, not for ONNX Runtime: run `edge-runtime build {place}` on the board "
             "and use backend tensorrt, or backend reference to try it on this CPU (slowly)"
+        )
+    if "nf4" in (backend, dialect):
+        raise ConfigError(
+            f"{name} is for backend {_OF_DIALECT[dialect]}, not {backend}: use backend auto, or export it again with "
+            "the engine that you want in its recipe"
         )
     if backend != "onnxruntime" and dialect == "ort":
         raise ConfigError(
@@ -55,6 +61,10 @@ def open_engine(
     chosen = chosen_backend(manifest, role, backend, str(directory))
     if chosen == "onnxruntime":
         return OrtEngine(directory, manifest, role, settings, cast("OrtEngine | None", target))
+    if chosen == "nf4":
+        from .torch_nf4 import Nf4Engine
+
+        return Nf4Engine(directory, manifest, role, settings)
     if chosen == "reference":
         return _reference(directory, manifest, role, settings, target)
     raise ConfigError("backend tensorrt: not there yet")

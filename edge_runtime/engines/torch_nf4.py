@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,32 +18,21 @@ from ..bundle import TREE_ROWS, Manifest, Model
 from ..errors import ConfigError, EngineError
 from ..resident import give_pages_back
 from ..tree import attends, depths
+from .bounds import refuse_path, refuse_prefix, refuse_slot, refuse_step
+from .ort_settings import OrtSettings
 from .protocol import EngineInfo, Floats, HeadOutput, HeadRequest, Ids, StepInput, StepOutput
+from .token_ids import head_rows, read_token_ids
 from .torch_nf4_model import Nf4Model, Sight, require_packages, try_product
-
-
-@dataclass(frozen=True, slots=True)
-class Nf4Settings:
-    capacity: int = 2048
-    """Tokens per slot, at most the bundle's ``max_context``."""
-    slots: int = 1
-    cache: Literal["as-used", "at-load"] = "as-used"
-    """On a CPU, when the memory of the caches is paid for; a device pays at load."""
-    max_rows: int = 64
-    max_head_rows: int = 16
-    threads: int = 0
-    """Of torch, whose setting is the process's; 0 leaves it."""
-    device: Literal["cpu", "cuda"] = "cpu"
-    gpu_memory_bytes: int | None = None
-    """Most that torch may allocate there."""
-    keeps_hidden: bool = False
 
 
 class Nf4Engine:
     """Implements ``engines.protocol.Engine``."""
 
-    def __init__(self, directory: Path, manifest: Manifest, role: str, settings: Nf4Settings) -> None:
-        """Raises ``BundleError`` (a file that does not load) and ``ConfigError`` (settings, packages, device)."""
+    def __init__(self, directory: Path, manifest: Manifest, role: str, settings: OrtSettings) -> None:
+        """``settings.gpu_memory_bytes``: most that torch may allocate there, of all engines of this process.
+
+        Raises ``BundleError`` (a file that does not load) and ``ConfigError`` (settings, packages, device).
+        """
         model = manifest.model(role)
         _refuse(role, model, settings)
         torch, _ = require_packages()
@@ -52,6 +40,7 @@ class Nf4Engine:
         _limit(torch, settings)
         try_product(settings.device)
         windows = [layer.window for layer in model.layers]
+        self._token_ids = read_token_ids(directory, model)
         with _told():
             self._model = Nf4Model(directory / model.body, settings.device, windows, model.vocab_size)
             self._cache = _Cache(torch, model, settings)
@@ -72,7 +61,7 @@ class Nf4Engine:
             max_rows=settings.max_rows,
             candidates=model.candidates,
             min_rows=1,
-            token_ids=None,
+            token_ids=self._token_ids,
             keeps_hidden=settings.keeps_hidden,
             trees=True,
         )
@@ -83,16 +72,13 @@ class Nf4Engine:
 
     def forward(self, step: StepInput) -> StepOutput:
         info, count = self._info, len(step.tokens)
-        if not (0 <= step.slot < info.slots and 1 <= count <= info.max_rows):
-            raise ValueError(f"slot {step.slot} of {info.slots}, {count} rows of at most {info.max_rows}")
-        if not 0 <= step.position <= info.capacity - count:
-            raise ValueError(f"tokens [{step.position}, {step.position + count}) leave a slot of {info.capacity}")
+        refuse_step(step, info)
         if step.parents is not None and not len(step.parents) == count <= TREE_ROWS:
-            raise ValueError(f"{len(step.parents)} parents of {count} tokens")
+            raise ValueError(f"a tree of {len(step.parents)} parents and {count} tokens")
         if step.hidden is not None:
             raise ValueError("this engine takes no hidden rows")
-        if not 0 <= int(step.tokens.min()) <= int(step.tokens.max()) < info.vocab_size:
-            raise ValueError(f"a token id is not below {info.vocab_size}")
+        if not 0 <= int(step.tokens.min()) <= int(step.tokens.max()) < self._model.tokens:
+            raise ValueError(f"a token id is not below {self._model.tokens}")
         places, sight = look(step.position, count, step.parents, self._windows)
         tokens = np.ascontiguousarray(step.tokens, np.int64)
         with _told(), self._torch.inference_mode():
@@ -108,8 +94,9 @@ class Nf4Engine:
         first, stop, ids = request.first, request.stop, request.gather_ids
         if not 0 <= first < stop <= self._rows or stop - first > self._settings.max_head_rows:
             raise ValueError(f"head rows [{first}, {stop}) of {self._rows}")
-        if ids is not None and (len(ids) != stop - first or not 0 <= ids.min() <= ids.max() < self._info.vocab_size):
-            raise ValueError(f"{len(ids)} gathered ids for {stop - first} rows, all below {self._info.vocab_size}")
+        if ids is not None and len(ids) != stop - first:
+            raise ValueError(f"{len(ids)} ids to gather from {stop - first} rows")
+        wanted = None if ids is None else head_rows(self._token_ids, ids, self._info.vocab_size)
         torch = self._torch
         with _told(), torch.inference_mode():
             logits = self._logits[: stop - first]
@@ -117,10 +104,12 @@ class Nf4Engine:
             values, indices = torch.topk(logits, self._info.candidates, dim=-1)
             mass = torch.logsumexp(logits * request.inverse_temperature, dim=-1)
             gathered = None
-            if ids is not None:
-                wanted = torch.from_numpy(np.ascontiguousarray(ids, np.int64)).to(logits.device)
-                gathered = logits.gather(1, wanted[:, None])[:, 0].cpu().numpy()
+            if wanted is not None:
+                places = torch.from_numpy(np.ascontiguousarray(wanted, np.int64)).to(logits.device)
+                gathered = logits.gather(1, places[:, None])[:, 0].cpu().numpy()
             best: Ids = indices.cpu().numpy()
+            if self._token_ids is not None:
+                best = self._token_ids[best]
             self._head_rows = stop - first
             return HeadOutput(best[:, 0], best, values.cpu().numpy(), mass.cpu().numpy(), gathered)
 
@@ -132,9 +121,7 @@ class Nf4Engine:
         return found
 
     def copy_prefix(self, source: int, target: int, count: int) -> None:
-        info = self._info
-        if not (0 <= source < info.slots and 0 <= target < info.slots and 0 <= count <= info.capacity):
-            raise ValueError(f"{count} entries of slot {source} into slot {target}: {info.slots} of {info.capacity}")
+        refuse_prefix(source, target, count, self._info)
         if source == target or not count:
             return
         with _told():
@@ -143,19 +130,20 @@ class Nf4Engine:
             self._kept[target, :count] = self._kept[source, :count]
 
     def keep_path(self, slot: int, position: int, rows: Ids) -> None:
+        refuse_path(slot, position, rows, self._info)
         with _told():
             self._cache.keep(slot, position, rows)
         if self._kept is not None:
             self._kept[slot, position : position + len(rows)] = self._kept[slot, position + rows]
 
     def forget(self, slot: int) -> None:
-        if not 0 <= slot < self._info.slots:
-            raise ValueError(f"slot {slot} of {self._info.slots}")
+        refuse_slot(slot, self._info)
         self._cache.forget(slot)
         if self._kept is not None:
             give_pages_back(self._kept[slot])
 
     def hidden_rows(self, slot: int) -> Floats:
+        refuse_slot(slot, self._info)
         if self._kept is None:
             raise ValueError("this engine keeps no hidden rows")
         rows: Floats = self._kept[slot]
@@ -163,18 +151,16 @@ class Nf4Engine:
 
     def close(self) -> None:
         """Free the model; closing twice is harmless, any other call afterwards an error."""
-        if self.__dict__.pop("_model", None) is not None and self._settings.device == "cuda":
-            for name in ("_cache", "_hidden", "_logits"):
-                self.__dict__.pop(name, None)
-            self._torch.cuda.empty_cache()
-        for name in ("_cache", "_hidden", "_logits"):
+        for name in ("_model", "_cache", "_hidden", "_logits"):
             self.__dict__.pop(name, None)
+        if self._settings.device == "cuda":
+            self._torch.cuda.empty_cache()
 
 
 class _Cache:
     """Keys and values of all slots. On a CPU in numpy's memory, whose untouched pages cost nothing."""
 
-    def __init__(self, torch: Any, model: Model, settings: Nf4Settings) -> None:
+    def __init__(self, torch: Any, model: Model, settings: OrtSettings) -> None:
         self._arrays: list[NDArray[np.generic]] = []
         self._layers: list[Any] = []
         kind = np.dtype(model.kv_dtype)
@@ -223,17 +209,20 @@ def look(
     return places, found
 
 
-def _refuse(role: str, model: Model, settings: Nf4Settings) -> None:
+def _refuse(role: str, model: Model, settings: OrtSettings) -> None:
     if not 1 <= settings.capacity <= model.max_context:
         raise ConfigError(
             f"context of {settings.capacity} tokens: the {role} model of this bundle holds 1 to {model.max_context}"
         )
-    if model.shares is not None or model.hidden_input is not None or model.token_ids is not None:
-        raise ConfigError(f"an nf4 bundle's {role} model must be a whole one")
+    if settings.deterministic:
+        raise ConfigError("an nf4 bundle has no deterministic mode: its rows depend on how many of them run together")
+    if model.shares is not None or model.hidden_input is not None:
+        raise ConfigError(f"an nf4 bundle's {role} model must stand by itself")
 
 
-def _limit(torch: Any, settings: Nf4Settings) -> None:
+def _limit(torch: Any, settings: OrtSettings) -> None:
     if settings.threads:
+        # Of the process; nothing else here computes with torch.
         torch.set_num_threads(settings.threads)
     if settings.device == "cuda" and settings.gpu_memory_bytes is not None and torch.cuda.is_available():
         total = torch.cuda.get_device_properties(0).total_memory

@@ -29,6 +29,7 @@ FORMAT = "edge-runtime nf4 1"
 """What the file's metadata says under ``format``."""
 _ATTENTION = "edge_runtime"
 _FAMILIES = {"gemma2": ("Gemma2Config", "Gemma2Model"), "gemma3_text": ("Gemma3TextConfig", "Gemma3TextModel")}
+_CAST_ROWS = 16384
 _UNBOUNDED = ("o_proj", "down_proj")
 """Products whose input no norm has bounded: in float16 it is scaled by its largest value first."""
 
@@ -74,15 +75,22 @@ class Nf4Model:
             self._embed_scale = float(config.hidden_size) ** 0.5
             self._model = self._empty(transformers, getattr(transformers, model_name), config)
             self._table = tensors.pop("embed_tokens.weight")
+            # The embedding is the head as well, but for one of fewer rows.
+            self._head = tensors.pop("head.weight", self._table)
             self._fill(tensors)
         except (AttributeError, KeyError, TypeError, ValueError) as problem:
             raise BundleError(f"{path} does not load: {str(problem).splitlines()[0]}") from problem
         layers = self._model.layers
-        if len(layers) != len(windows) or self._table.shape != (vocab_size, config.hidden_size):
-            raise BundleError(f"{path}: {len(layers)} layers and a table of {tuple(self._table.shape)}, not what the "
-                              f"manifest says")  # fmt: skip
+        if len(layers) != len(windows) or self._head.shape != (vocab_size, config.hidden_size):
+            shape = tuple(self._head.shape)
+            raise BundleError(f"{path}: {len(layers)} layers and a head of {shape}, not what the manifest says")
         for index, (layer, window) in enumerate(zip(layers, windows, strict=True)):
             layer.self_attn.edge_attention = _Attention(torch, self._step, index, window, self.compute)
+
+    @property
+    def tokens(self) -> int:
+        """Ids that can be fed: rows of the embedding."""
+        return int(self._table.shape[0])
 
     def body(
         self, ids: NDArray[np.int64], places: NDArray[np.int64], position: int,
@@ -111,8 +119,11 @@ class Nf4Model:
 
     def logits(self, hidden: Any) -> Any:
         """[R, hidden_size] -> [R, vocab_size] float32 after the final softcap, tensors."""
-        table = self._table if self.device == "cuda" else self._table.to(self.compute)
-        logits = self._torch.nn.functional.linear(hidden.to(table.dtype), table).float()
+        # On a CPU in float32, a few thousand rows at a time: all of them would be a copy twice as large as the table.
+        linear, rows = self._torch.nn.functional.linear, hidden.to(self.compute)
+        step = len(self._head) if self.compute == self._head.dtype else _CAST_ROWS
+        parts = [linear(rows, part.to(self.compute)).float() for part in self._head.split(step)]
+        logits = parts[0] if len(parts) == 1 else self._torch.cat(parts, dim=1)
         cap = self._final_softcap
         return logits if cap is None else self._torch.tanh(logits / cap) * cap
 

@@ -111,9 +111,8 @@ def cases(engine: str, owned: Path | None) -> list[Case]:
 
 def runs_here(engine: str, owned: Path | None) -> bool:
     """Whether what it needs is installed; nothing is imported for that."""
-    if owned is not None and engine in ("ort", "reference", "tensorrt"):
-        wanted = "ort" if read_manifest(owned).models["target"].dialect == "ort" else "tensorrt"
-        if (engine == "ort") != (wanted == "ort"):
+    if owned is not None and engine in _DIALECTS:
+        if read_manifest(owned).models["target"].dialect != _DIALECTS[engine]:
             return False
     modules = {"nf4": ("torch", "transformers", "bitsandbytes"), "tensorrt": ("tensorrt",)}.get(engine, ())
     return all(importlib.util.find_spec(name) is not None for name in modules) and bool(cases(engine, owned))
@@ -161,7 +160,8 @@ def _of_bundle(engine: str, owned: Path) -> Case:
     return Case(engine, owned.name, tolerance, opened)
 
 
-_BACKENDS: dict[str, Backend] = {"ort": "onnxruntime", "reference": "reference", "tensorrt": "tensorrt"}
+_BACKENDS: dict[str, Backend] = {"ort": "onnxruntime", "reference": "reference", "tensorrt": "tensorrt", "nf4": "nf4"}
+_DIALECTS = {"ort": "ort", "reference": "tensorrt", "tensorrt": "tensorrt", "nf4": "nf4"}
 _REDUCED = np.arange(0, 64, 2)
 _FAKES: dict[str, list[Case]] = {
     "fake": [
@@ -196,7 +196,7 @@ def _reference_cases() -> list[Case]:
 
 
 def _nf4_cases() -> list[Case]:
-    return []
+    return [Case("nf4", family, FOUR_BITS, _tiny("nf4", family, {"engine": "nf4"})) for family in FAMILIES]
 
 
 def _tensorrt_cases() -> list[Case]:
