@@ -53,6 +53,8 @@ class EngineConfig:
     suffix_shared: bool = False
     """Whether one client's texts are drafted from for all clients, who can then tell by the speed what others wrote."""
     verify_hashes: bool = True
+    backend: Literal["auto", "onnxruntime", "tensorrt", "reference", "nf4"] = "auto"
+    """What runs the bundle's graphs; ``auto``: what they were exported for."""
     cpu_fallback: bool = False
     """With ``device: cuda``: what has no kernel there may run on the processor; else the bundle does not load."""
     cuda_graph: bool = False

@@ -23,7 +23,8 @@ from .drafters.self_draft import SelfDraft
 from .drafters.several import Several
 from .drafters.strategy import AsRequested, Beam, Strategy
 from .drafters.suffix import SuffixCache
-from .engines.ort import OrtEngine, OrtSettings
+from .engines.opening import Backend, chosen_backend, open_engine
+from .engines.ort_settings import OrtSettings
 from .engines.protocol import Engine
 from .errors import BundleError, ConfigError, InputError, why
 from .memory import Load, needs
@@ -76,6 +77,8 @@ class LoadSettings:
     suffix_shared: bool = False
     """Whether one client's texts are drafted from for all clients."""
     verify_hashes: bool = True
+    backend: Backend = "auto"
+    """What runs the graphs; ``auto``: what they were exported for."""
     cpu_fallback: bool = False
     """On a device, whether what has no kernel there may run on the processor."""
     cuda_graph: bool = False
@@ -241,12 +244,13 @@ def load_of(manifest: Manifest, settings: LoadSettings) -> Load:
     roles = [role for role in _ROLES.values() if role in manifest.models]
     if settings.drafter != "auto":
         roles = [] if needed is None else [needed]
+    backend = chosen_backend(manifest, TARGET, settings.backend)
     return Load(
         context=context,
         sessions=settings.slots,
         roles=tuple(roles),
         head=settings.head,
-        device=settings.device,
+        device="cuda" if backend == "tensorrt" else settings.device,
         head_rows=settings.max_draft_tokens + 1,
         suffix_tokens=settings.suffix_tokens if settings.drafter in ("auto", "suffix") else 0,
     )
@@ -257,6 +261,9 @@ def load_bundle(directory: Path, settings: LoadSettings) -> LoadedBundle:
     started = time.perf_counter()
     manifest = read_manifest(directory)
     # Before the hashes, which can take a minute: a slip in an option is told at once.
+    if settings.device == "cpu" and (settings.cuda_graph or settings.cpu_fallback):
+        raise ConfigError("cuda_graph and cpu_fallback are about device cuda, and this is cpu")
+    backend = chosen_backend(manifest, TARGET, settings.backend, str(directory))
     load = load_of(manifest, settings)
     verify_files(directory, manifest, hashes=settings.verify_hashes)
     roles = load.roles
@@ -275,9 +282,9 @@ def load_bundle(directory: Path, settings: LoadSettings) -> LoadedBundle:
         cuda_graph=settings.cuda_graph,
         keeps_hidden=any(manifest.model(role).hidden_input is not None for role in roles),
     )
-    target = OrtEngine(directory, manifest, TARGET, engine_settings)
-    drafting = {role: _draft_engine(directory, manifest, role, engine_settings, target) for role in roles}
-    if settings.device == "cuda":
+    target = open_engine(directory, manifest, TARGET, backend, engine_settings)
+    drafting = {role: _draft_engine(directory, manifest, role, backend, engine_settings, target) for role in roles}
+    if load.device == "cuda":
         _let_pages_go(directory, manifest)
     # After the engines: their load is the peak of memory, and the tokenizer need not be part of it.
     tokenizer = Tokenizer(directory / manifest.tokenizer.file)
@@ -299,7 +306,11 @@ def _arena_bytes(manifest: Manifest, load: Load, settings: LoadSettings) -> int 
     if settings.memory_bytes is None or settings.device == "cpu":
         return None
     planned = needs(manifest, load)
-    held = planned.loaded - sum(one.scratch for one in planned.models)
+    if manifest.model(TARGET).dialect == "nf4":
+        # torch has one allocator for all that it holds.
+        held = planned.process + planned.tokenizer + planned.suffix
+    else:
+        held = planned.loaded - sum(one.scratch for one in planned.models)
     return max(_LEAST_ARENA_BYTES, settings.memory_bytes - held)
 
 
@@ -314,8 +325,8 @@ def _let_pages_go(directory: Path, manifest: Manifest) -> None:
 
 
 def _draft_engine(
-    directory: Path, manifest: Manifest, role: str, settings: OrtSettings, target: OrtEngine
-) -> OrtEngine:
+    directory: Path, manifest: Manifest, role: str, backend: Backend, settings: OrtSettings, target: Engine
+) -> Engine:
     model = manifest.model(role)
     # What shares the target's cache has as much of it; others may hold less.
     capacity = settings.capacity if model.shares is not None else min(settings.capacity, model.max_context)
@@ -323,7 +334,7 @@ def _draft_engine(
     own = replace(
         settings, capacity=capacity, max_head_rows=max(2, model.fan_out), deterministic=False, keeps_hidden=False
     )
-    return OrtEngine(directory, manifest, role, own, target)
+    return open_engine(directory, manifest, role, backend, own, target)
 
 
 def _refuse_strategy(drafter: str, strategy: Strategy | None) -> None:

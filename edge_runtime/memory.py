@@ -36,6 +36,8 @@ _RESCORED = 2.0
 """Copies of the rows that a screened head scores again."""
 _GUESSED = 1.3
 """Memory to a byte of a weight file, where the bundle does not say what is in it."""
+_WIDENED = 3
+"""Memory to a byte that graphs for TensorRT store where onnxruntime runs them on a CPU: halves become floats too."""
 _GIGABYTE = 1e9
 FREE_MEMORY = "free memory"
 """What a change begins with that is no setting."""
@@ -93,7 +95,7 @@ class Needs:
     looked_up: int
     """Tables of which a step reads a few rows: mapped, and not counted."""
     exact: bool
-    """``False``: the bundle does not say what its graphs need, and this is a guess from its size."""
+    """``False``: a guess from its size: the bundle does not say what its graphs need, or an engine is built of them."""
 
     @property
     def loaded(self) -> int:
@@ -213,7 +215,7 @@ def needs(manifest: Manifest, load: Load) -> Needs:
         suffix=_SUFFIX_PER_TOKEN * load.suffix_tokens,
         grammar=_GRAMMAR_PER_PIECE * manifest.tokenizer.vocab_size,
         looked_up=looked_up,
-        exact=all(model.graphs for model in known.values()),
+        exact=all(model.graphs and model.dialect == "ort" for model in known.values()),
     )
 
 
@@ -233,6 +235,9 @@ def _weights(
     model: Model, graphs: Sequence[GraphNeeds], load: Load, sizes: dict[str, int], fresh_table: bool
 ) -> tuple[int, int]:
     """(unshareable, mapped) bytes."""
+    if model.dialect == "tensorrt":
+        stored = sum(one.stored for one in graphs) or sum(sizes[name] for name in model.weights)
+        return stored if load.device == "cuda" else _WIDENED * stored, 0
     if not model.graphs:
         return int(_GUESSED * sum(sizes[name] for name in model.weights)) if fresh_table or not model.table else 0, 0
     if load.device == "cuda" or model.dialect == "nf4":

@@ -10,15 +10,9 @@ import onnxruntime
 import pytest
 from tiny_models import TinyConfig, export_tiny, run_in_chunks, save_tiny, tiny_engine
 
-from edge_runtime.decoder import Decoder
 from edge_runtime.engines.protocol import HeadRequest, StepInput
-from edge_runtime.sampling import SamplingParams
-from edge_runtime.session import Session
-from edge_runtime.testing import decode
 from export.checkpoint import open_checkpoint
 from export.reference import Reference
-
-GREEDY = SamplingParams(temperature=0.0)
 
 CONFIGS = {
     "gemma3-gqa2": TinyConfig(),
@@ -55,75 +49,6 @@ def test_fp32_equals_transformers_past_the_window(
     found = run_in_chunks(engine, ids, sizes)
     assert np.abs(found - wanted).max() <= 1e-3
     assert np.std(wanted) > 0.05, "a model whose logits are all alike proves nothing"
-
-
-def test_rollback_is_a_smaller_position(tiny: tuple[Path, TinyConfig], tmp_path: Path) -> None:
-    source, config = tiny
-    ids = _ids(config)
-    engine = tiny_engine(*export_tiny(tmp_path, source, precision="fp32"), max_rows=48, max_head_rows=48)
-    wanted = run_in_chunks(engine, ids, [48])
-    engine.forward(StepInput(0, ids[:20], 0, None))
-    engine.forward(StepInput(0, np.full(12, 5, np.int64), 20, None))  # a draft that is rejected whole
-    engine.forward(StepInput(0, ids[20:], 20, HeadRequest(0, 28)))
-    found = np.stack([engine.logits(row) for row in range(28)])
-    assert np.abs(found - wanted[20:]).max() <= 1e-4
-
-
-def test_slots_do_not_disturb_each_other(tiny: tuple[Path, TinyConfig], tmp_path: Path) -> None:
-    source, config = tiny
-    ids = _ids(config)
-    engine = tiny_engine(*export_tiny(tmp_path, source, precision="fp32"), slots=2, max_rows=48, max_head_rows=48)
-    wanted = run_in_chunks(engine, ids, [48])
-    rows = []
-    for start in range(0, 48, 4):
-        engine.forward(StepInput(0, ids[start : start + 4], start, HeadRequest(0, 4)))
-        rows += [engine.logits(row).copy() for row in range(4)]
-        engine.forward(StepInput(1, ids[::-1][start : start + 4], start, None))
-    assert np.abs(np.stack(rows) - wanted).max() <= 1e-4
-
-
-def test_a_copied_prefix_goes_on_as_its_source(tiny: tuple[Path, TinyConfig], tmp_path: Path) -> None:
-    source, config = tiny
-    ids = _ids(config)
-    engine = tiny_engine(*export_tiny(tmp_path, source, precision="fp32"), slots=3, max_rows=48, max_head_rows=48)
-    engine.forward(StepInput(0, ids[:20], 0, None))
-    engine.forward(StepInput(2, ids[::-1], 0, None))
-    engine.copy_prefix(0, 2, 20)
-    rows = {}
-    for slot in (0, 2):
-        engine.forward(StepInput(slot, ids[20:], 20, HeadRequest(0, 28)))
-        rows[slot] = np.stack([engine.logits(row) for row in range(28)])
-    assert np.array_equal(rows[0], rows[2])
-    engine.forward(StepInput(0, ids[::-1], 0, None))
-    engine.forward(StepInput(2, ids[47:], 47, HeadRequest(0, 1)))
-    assert np.abs(engine.logits(0) - rows[2][27]).max() <= 1e-4
-    # And a session that begins on one writes what it writes from the start.
-    cold = Session(engine.info, ids[:24], GREEDY, max_tokens=30)
-    decode(Decoder(engine), cold)
-    engine.copy_prefix(0, 1, 20)
-    warm = Session(engine.info, ids[:24], GREEDY, max_tokens=30, slot=1, kv_len=20)
-    decode(Decoder(engine), warm)
-    assert warm.tokens.tolist() == cold.tokens.tolist()
-    for wrong in ((0, 3, 1), (-1, 0, 1), (0, 1, -1), (0, 1, 101)):
-        with pytest.raises(ValueError, match="entries of slot"):
-            engine.copy_prefix(*wrong)
-
-
-def test_readout_says_what_the_logits_say(tiny: tuple[Path, TinyConfig], tmp_path: Path) -> None:
-    source, config = tiny
-    ids = _ids(config, 12)
-    engine = tiny_engine(*export_tiny(tmp_path, source, precision="fp32"), max_head_rows=12)
-    gathered = _ids(config, 12)[::-1].copy()
-    head = engine.forward(StepInput(0, ids, 0, HeadRequest(0, 12, 0.7, gathered))).head
-    assert head is not None and head.gathered is not None
-    for row in range(12):
-        logits = engine.logits(row).astype(np.float64)
-        order = np.argsort(-logits, kind="stable")[: engine.info.candidates]
-        assert head.argmax[row] == logits.argmax()
-        assert np.array_equal(head.candidate_ids[row], order)
-        assert np.allclose(head.candidate_logits[row], logits[order])
-        assert np.isclose(head.logsumexp[row], np.log(np.exp(0.7 * logits).sum()), atol=1e-5)
-        assert np.isclose(head.gathered[row], logits[gathered[row]])
 
 
 def test_padding_rows_of_the_vocabulary_are_dropped(tiny: tuple[Path, TinyConfig], tmp_path: Path) -> None:

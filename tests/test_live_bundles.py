@@ -257,20 +257,6 @@ def test_engines_say_what_they_take(bundle: Path) -> None:
             OrtEngine(bundle, manifest, SELF, settings)
 
 
-def test_hidden_rows_stand_behind_their_entries(bundle: Path) -> None:
-    ids = text(30)
-    with engines(bundle, MTP, slots=2, max_rows=16, deterministic=True) as (owner, _):
-        wanted = []
-        for start, stop in ((0, 16), (16, 17), (17, 30)):
-            wanted.append(owner.forward(StepInput(0, ids[start:stop], start, None)).hidden.copy())
-        assert np.array_equal(owner.hidden_rows(0)[:30], np.concatenate(wanted))
-        owner.copy_prefix(0, 1, 20)
-        owner.forward(StepInput(0, ids[:5], 10, None))
-        assert np.array_equal(owner.hidden_rows(1)[:20], np.concatenate(wanted)[:20])
-        assert not owner.hidden_rows(1)[20:].any()
-        assert not np.array_equal(owner.hidden_rows(0)[10:15], np.concatenate(wanted)[10:15])
-
-
 # --- drafting
 
 

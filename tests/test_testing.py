@@ -77,34 +77,6 @@ def test_the_padded_row_is_garbage_that_is_overwritten() -> None:
         assert np.array_equal(padded.logits(0), plain.logits(0))
 
 
-def test_head_output() -> None:
-    engine = FakeEngine(MODEL, candidates=5)
-    forward(engine, [3, 1, 4], 0)
-    head = engine.head(HeadRequest(1, 3, 0.5, np.array([7, 60])))
-    for row in range(2):
-        logits = engine.logits(row)
-        assert head.argmax[row] == logits.argmax() == head.candidate_ids[row, 0]
-        assert np.array_equal(head.candidate_logits[row], np.sort(logits)[::-1][:5])
-        assert np.array_equal(logits[head.candidate_ids[row]], head.candidate_logits[row])
-        assert head.logsumexp[row] == pytest.approx(np.log(np.exp(logits * 0.5).sum()), abs=1e-5)
-    assert head.gathered is not None
-    assert head.gathered.tolist() == [engine.logits(0)[7], engine.logits(1)[60]]
-
-
-def test_a_reduced_head_speaks_token_ids() -> None:
-    ids = np.array([2, 3, 5, 7, 11, 60])
-    engine = FakeEngine(MODEL, token_ids=ids)
-    head = forward(engine, [3, 1], 0)
-    full = MODEL.logits(MODEL.digest(np.array([3, 1])), IDS)
-    assert engine.info.vocab_size == 6 and engine.info.candidates == 6
-    assert np.array_equal(engine.logits(1), full[ids])
-    assert head.argmax[1] == ids[full[ids].argmax()]
-    gathered = engine.head(HeadRequest(1, 2, 1.0, np.array([11]))).gathered
-    assert gathered is not None and gathered[0] == full[11]
-    with pytest.raises(ValueError, match="not in the head"):
-        engine.head(HeadRequest(1, 2, 1.0, np.array([12])))
-
-
 def test_agreement_is_what_it_says() -> None:
     texts = [np.array([a, b]) for a in range(20) for b in range(20)]
 
@@ -120,26 +92,6 @@ def test_agreement_is_what_it_says() -> None:
     assert agreed(0.0) < 0.05
 
 
-@pytest.mark.parametrize(
-    ("tokens", "position", "slot"),
-    [([1], 16, 0), ([1, 1], 15, 0), ([1], -1, 0), ([1], 0, 1), ([1], 0, -1), ([], 0, 0), ([1] * 9, 0, 0), ([64], 0, 0)],
-)
-def test_it_refuses_what_is_out_of_range(tokens: list[int], position: int, slot: int) -> None:
-    engine = FakeEngine(MODEL, capacity=16, max_rows=8)
-    with pytest.raises(ValueError, match=r"slot|leave|embedding"):
-        engine.forward(StepInput(slot, np.array(tokens, np.int64), position, None))
-
-
-@pytest.mark.parametrize(("first", "stop"), [(0, 3), (-1, 1), (1, 1)])
-def test_it_refuses_rows_that_were_not_run(first: int, stop: int) -> None:
-    engine = FakeEngine(MODEL)
-    forward(engine, [1, 2], 0)
-    with pytest.raises(ValueError, match="head rows"):
-        engine.head(HeadRequest(first, stop))
-    with pytest.raises(ValueError, match="ids to gather"):
-        engine.head(HeadRequest(0, 2, 1.0, np.array([1])))
-
-
 def test_it_fails_when_told_to_and_once() -> None:
     engine = FakeEngine(MODEL)
     engine.fail_after = 1
@@ -148,27 +100,6 @@ def test_it_fails_when_told_to_and_once() -> None:
     with pytest.raises(EngineError):
         engine.forward(forward_only)
     engine.forward(forward_only)
-
-
-def test_a_copied_prefix_is_the_same_cache_and_then_its_own() -> None:
-    tokens = [3, 1, 4, 1, 5, 9, 2, 6]
-    alone, engine = FakeEngine(MODEL), FakeEngine(MODEL, slots=3)
-    forward(alone, tokens, 0)
-    wanted = rows(alone, 8)
-    forward(engine, [3, 1, 4, 1, 5, 7, 7], 0)
-    forward(engine, [9, 9, 9, 9, 9, 9, 9, 9, 9], 0, slot=2)
-    engine.copy_prefix(0, 2, 5)
-    forward(engine, [8, 8], 5)  # what the source writes afterwards is its own
-    forward(engine, tokens[5:], 5, slot=2)
-    assert np.array_equal(rows(engine, 3), wanted[5:])
-    forward(engine, tokens[6:], 6, slot=2)
-    engine.copy_prefix(2, 2, 8)
-    assert np.array_equal(rows(engine, 2), wanted[6:])
-    assert engine.rows_of("copy") == [5, 8]
-    # Companion: one entry too few shows.
-    engine.copy_prefix(0, 1, 4)
-    forward(engine, tokens[5:], 5, slot=1)
-    assert not np.array_equal(rows(engine, 3), wanted[5:])
 
 
 def test_hidden_rows_hold_what_the_model_knows_and_come_with_a_prefix() -> None:
@@ -238,12 +169,6 @@ def test_deep_layers_know_nothing_of_what_a_self_draft_wrote() -> None:
     assert not np.array_equal(target.logits(0), MODEL.logits(MODEL.digest(np.array([3, 1, 4, 1, 5])), IDS))
     forward(target, [1, 5], 3, first=1)
     assert np.array_equal(target.logits(0), MODEL.logits(MODEL.digest(np.array([3, 1, 4, 1, 5])), IDS))
-
-
-@pytest.mark.parametrize(("source", "target", "count"), [(0, 2, 1), (2, 0, 1), (-1, 0, 1), (0, 1, -1), (0, 1, 17)])
-def test_a_prefix_out_of_range_is_refused(source: int, target: int, count: int) -> None:
-    with pytest.raises(ValueError, match=r"entries of slot"):
-        FakeEngine(MODEL, slots=2, capacity=16).copy_prefix(source, target, count)
 
 
 def test_clock_and_cost() -> None:

@@ -47,7 +47,8 @@ _COMMAND = re.compile(r"/\w+")
 _LEAVE = f"{_QUIT} or Ctrl-D leaves"
 
 
-_ENGINE_OPTIONS = ("context", "threads", "deterministic", "head", "device", "drafter", "k", "strategy", "no_verify")
+_ENGINE_OPTIONS = ("context", "threads", "deterministic", "head", "device", "backend", "drafter", "k",
+                   "strategy", "no_verify", "cpu_fallback", "cuda_graph")  # fmt: skip
 """Of loading, which a daemon has done."""
 
 

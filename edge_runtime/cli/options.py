@@ -11,6 +11,7 @@ import click
 
 from ..decoder import Decoder
 from ..drafters.strategy import strategy_named
+from ..engines.opening import Backend
 from ..errors import ConfigError, InputError
 from ..files import read_at_most
 from ..loading import LENGTH_POLICIES, DrafterName, LoadedBundle, LoadSettings, length_policy, most_draft_tokens
@@ -46,6 +47,9 @@ def engine_options(function: F) -> F:
                      help="screened: a 4-bit copy of the head finds the rows to score; full: scores all of them."),
         click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
                      help="Where the engines run."),
+        click.option("--backend", type=click.Choice(get_args(Backend)), default="auto", show_default=True,
+                     help="What runs the graphs; auto: what the bundle was exported for. reference: those for "
+                     "TensorRT, on this CPU and slowly."),
         click.option("--cpu-fallback", is_flag=True,
                      help="With --device cuda: what has no kernel there runs on the processor, instead of failing."),
         click.option("--cuda-graph", is_flag=True, help="With --device cuda: replay runs of few rows as CUDA graphs."),
@@ -113,6 +117,7 @@ def load_settings(given: dict[str, Any]) -> LoadSettings:
         drafter=given["drafter"],
         max_draft_tokens=most_draft_tokens(given["k"]),
         verify_hashes=not given["no_verify"],
+        backend=given["backend"],
         cpu_fallback=given["cpu_fallback"],
         cuda_graph=given["cuda_graph"],
     )

@@ -11,7 +11,7 @@ import click
 
 from ..bench.residence import measure
 from ..boards import BOARDS, board_named
-from ..bundle import Manifest, read_manifest, size_problems
+from ..bundle import TARGET, Manifest, read_manifest, size_problems
 from ..config import BudgetConfig, Config, EngineConfig, Overrides, read_config
 from ..console import plain_console
 from ..errors import BundleError, ConfigError, EdgeError
@@ -169,7 +169,10 @@ def _show(manifest: Manifest, found: Plan) -> None:
     if needs.looked_up:
         console.print(f"Not counted: {shown(needs.looked_up)} of tables that are read a few rows at a time.")
     if not needs.exact:
-        console.print("A guess: this bundle does not say what its graphs need. Export it again for exact figures.")
+        if manifest.model(TARGET).dialect == "tensorrt":
+            console.print("A guess: an engine for TensorRT is built on its board, and its size shows there.")
+        else:
+            console.print("A guess: this bundle does not say what its graphs need. Export it again for exact figures.")
     if load.device == "cuda":
         console.print("Figures of CUDA are reckoned, not measured on a board.")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .protocol import EngineInfo, Ids, StepInput
+from .protocol import EngineInfo, HeadRequest, Ids, StepInput
 
 
 def refuse_step(step: StepInput, info: EngineInfo) -> None:
@@ -34,3 +34,14 @@ def refuse_path(slot: int, position: int, rows: Ids, info: EngineInfo) -> None:
         raise ValueError("the rows of a path do not rise")
     if not 0 <= position <= info.capacity - (known[-1] + 1 if known else 0):
         raise ValueError(f"rows of a path from {position} on leave a slot of {info.capacity}")
+
+
+def refuse_head(request: HeadRequest, rows: int, most: int) -> None:
+    """Rows that the last forward did not make, of which there are ``rows``, or more than ``most`` at a time; ids to
+    gather that are not one for each of them. Raises ``ValueError``.
+    """
+    count = request.stop - request.first
+    if not 0 <= request.first < request.stop <= rows or count > most:
+        raise ValueError(f"head rows [{request.first}, {request.stop}) of {rows}, at most {most} of them")
+    if request.gather_ids is not None and len(request.gather_ids) != count:
+        raise ValueError(f"{len(request.gather_ids)} ids to gather from {count} head rows")

@@ -14,9 +14,8 @@ from typing import Literal
 import numpy as np
 
 from ..bundle import Manifest, Model
-from ..errors import BundleError
 from ..resident import give_pages_back
-from .bounds import refuse_path, refuse_prefix, refuse_slot, refuse_step
+from .bounds import refuse_head, refuse_path, refuse_prefix, refuse_slot, refuse_step
 from .delta_embedding import EmbeddingRows
 from .delta_executor import Copy2d, Executor
 from .protocol import EngineInfo, Floats, HeadOutput, HeadRequest, Ids, StepInput, StepOutput
@@ -46,14 +45,13 @@ class DeltaEngine:
         executor: Executor,
         settings: DeltaSettings | None = None,
     ) -> None:
-        """Owns the executor from now on. Raises ``BundleError`` where the bundle has no embedding for the host."""
+        """Owns the executor from now on. Raises ``BundleError`` for a table or a list of ids that cannot be read."""
         settings = settings or DeltaSettings()
         model = manifest.model(role)
-        if model.embedding is None:
-            raise BundleError(f"bundle {manifest.name!r}: the {role} model has no embedding that the host could read")
         self._device: Executor | None = executor
         self._layout, self._host = executor.layout, executor.host
-        self._embeddings = EmbeddingRows(directory, model.embedding)
+        # Parallel heads embed nothing: they are told hidden rows alone.
+        self._embeddings = None if model.embedding is None else EmbeddingRows(directory, model.embedding)
         self._token_ids = read_token_ids(directory, model)
         self._writes = _writes(model)
         self._info = EngineInfo(
@@ -95,7 +93,8 @@ class DeltaEngine:
         device, info, host, count = self._open(), self._info, self._host, len(step.tokens)
         self._refuse(step)
         rows = max(count, info.min_rows)
-        self._embeddings.read(step.tokens, host.embeddings[:count])
+        if self._embeddings is not None:
+            self._embeddings.read(step.tokens, host.embeddings[:count])
         host.embeddings[count:rows] = 0.0
         host.positions[:rows] = np.arange(step.position, step.position + rows, dtype=np.int32)
         if step.hidden is not None and host.hidden_in is not None:
@@ -117,11 +116,8 @@ class DeltaEngine:
 
     def head(self, request: HeadRequest) -> HeadOutput:
         device, host, count = self._open(), self._host, request.stop - request.first
-        if not 0 <= request.first < request.stop <= self._rows or count > len(host.gather_ids):
-            raise ValueError(f"head rows [{request.first}, {request.stop}) of {self._rows}")
+        refuse_head(request, self._rows, len(host.gather_ids))
         wanted = request.gather_ids
-        if wanted is not None and len(wanted) != count:
-            raise ValueError(f"{len(wanted)} ids to gather from {count} rows")
         first, rows, pad = request.first, max(count, self._info.min_rows), 0
         if first + rows > self._padded:
             # A lone row is read out with the one before it where none stands behind it.

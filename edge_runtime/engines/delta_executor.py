@@ -180,7 +180,7 @@ class HostBuffers:
     """
 
     embeddings: Floats
-    """In: [max_rows, hidden_size] the tokens' rows of the table, scaled."""
+    """In: [max_rows, columns] the tokens' rows of the table, scaled; hidden_size columns, but for some drafters."""
     positions: Int32s
     """In: [max_rows] rising by one; the first of a run is the number of entries before it."""
     hidden_in: Floats | None
@@ -212,8 +212,13 @@ def host_buffers(
     hidden_input: int | None = None,
     fan_out: int = 1,
     feeds: bool = False,
+    columns: int | None = None,
 ) -> HostBuffers:
-    """In plain memory. An executor that pins its own takes these shapes and types."""
+    """In plain memory; an executor that pins its own takes these shapes and types. ``columns``: of the embedding, where
+    they are not ``hidden_size``.
+
+    An executor binds of these what its body takes (``bundle.Model.io``): parallel heads embed nothing.
+    """
 
     def floats(*shape: int) -> Floats:
         return np.zeros(shape, np.float32)
@@ -222,7 +227,7 @@ def host_buffers(
         return np.zeros(shape, np.int32)
 
     return HostBuffers(
-        embeddings=floats(max_rows, hidden_size),
+        embeddings=floats(max_rows, columns or hidden_size),
         positions=ints(max_rows),
         hidden_in=None if hidden_input is None else floats(max_rows, hidden_input),
         inverse_temperature=np.ones(1, np.float32),

@@ -7,11 +7,11 @@ to choose: ``auto`` takes what the bundle was made for, and ``reference`` runs t
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 from ..bundle import Manifest
 from ..errors import ConfigError
-from .ort import OrtEngine
+from .ort import OrtEngine, other_dialect
 from .ort_settings import OrtSettings
 from .protocol import Engine
 
@@ -19,28 +19,24 @@ Backend = Literal["auto", "onnxruntime", "tensorrt", "reference", "nf4"]
 _OF_DIALECT: dict[str, Backend] = {"ort": "onnxruntime", "tensorrt": "tensorrt", "nf4": "nf4"}
 
 
-def chosen_backend(manifest: Manifest, role: str, backend: Backend, where: str = "") -> Backend:
+def chosen_backend(manifest: Manifest, role: str, backend: Backend, place: str = "BUNDLE") -> Backend:
     """What ``auto`` is, and whether a bundle can be run by what was asked for. Raises ``ConfigError``.
 
-    ``where``: the bundle's place, as its owner would type it.
+    ``place``: of the bundle, as its owner would type it.
     """
     dialect = manifest.model(role).dialect
     if backend == "auto" or backend == _OF_DIALECT[dialect]:
         return _OF_DIALECT[dialect]
-    name, place = f"bundle {manifest.name!r}", where or "BUNDLE"
-    if backend == "onnxruntime" and dialect == "tensorrt":
-        raise ConfigError(
-            f"{name} holds graphs for TensorRT, not for ONNX Runtime: run `edge-runtime build {place}` on the board "
-            "and use backend tensorrt, or backend reference to try it on this CPU (slowly)"
-        )
     if "nf4" in (backend, dialect):
         raise ConfigError(
-            f"{name} is for backend {_OF_DIALECT[dialect]}, not {backend}: use backend auto, or export it again with "
-            "the engine that you want in its recipe"
+            f"bundle {manifest.name!r} is for backend {_OF_DIALECT[dialect]}, not {backend}: use backend auto, or "
+            "export it again with the engine that you want in its recipe"
         )
+    if backend == "onnxruntime" and dialect != "ort":
+        raise ConfigError(other_dialect(manifest, place))
     if backend != "onnxruntime" and dialect == "ort":
         raise ConfigError(
-            f"{name} holds graphs for ONNX Runtime, not for backend {backend}: export it again with "
+            f"bundle {manifest.name!r} holds graphs for ONNX Runtime, not for backend {backend}: export it again with "
             "engine: tensorrt in its recipe, or use backend auto"
         )
     return backend
@@ -60,19 +56,17 @@ def open_engine(
     """
     chosen = chosen_backend(manifest, role, backend, str(directory))
     if chosen == "onnxruntime":
-        return OrtEngine(directory, manifest, role, settings, cast("OrtEngine | None", target))
+        return OrtEngine(directory, manifest, role, settings, target if isinstance(target, OrtEngine) else None)
     if chosen == "nf4":
         from .torch_nf4 import Nf4Engine
 
         return Nf4Engine(directory, manifest, role, settings)
     if chosen == "reference":
         return _reference(directory, manifest, role, settings, target)
-    raise ConfigError("backend tensorrt: not there yet")
+    raise ConfigError(other_dialect(manifest, str(directory)))
 
 
-def _reference(
-    directory: Path, manifest: Manifest, role: str, settings: OrtSettings, target: Engine | None
-) -> Engine:
+def _reference(directory: Path, manifest: Manifest, role: str, settings: OrtSettings, target: Engine | None) -> Engine:
     from .delta import DeltaEngine, DeltaSettings
     from .ort_delta import OrtDelta
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..bundle import TREE_ROWS, Manifest, Model
 from ..errors import ConfigError, EngineError
-from .bounds import refuse_path, refuse_prefix, refuse_slot, refuse_step
+from .bounds import refuse_head, refuse_path, refuse_prefix, refuse_slot, refuse_step
 from .ort_bindings import Bindings, BoundReadout
 from .ort_memory import Arrays, bind_host
 from .ort_replay import Replays
@@ -37,6 +37,8 @@ class OrtEngine:
         Raises ``BundleError`` (a graph that does not load) and ``ConfigError`` (settings beyond the bundle).
         """
         model = manifest.model(role)
+        if model.dialect != "ort":
+            raise ConfigError(other_dialect(manifest, str(directory)))
         _refuse(role, model, settings)
         if model.shares is not None and target is not None:
             _refuse_other_slots(role, settings, target.info)
@@ -107,8 +109,7 @@ class OrtEngine:
 
     def head(self, request: HeadRequest) -> HeadOutput:
         first, stop, pad = request.first, request.stop, 0
-        if not 0 <= first < stop <= self._rows or stop - first > self._settings.max_head_rows:
-            raise ValueError(f"head rows [{first}, {stop}) of {self._rows}")
+        refuse_head(request, self._rows, self._settings.max_head_rows)
         if stop - first < self._info.min_rows:
             # The deterministic mode pads a lone head row with a neighbour.
             first, stop, pad = (first - 1, stop, 1) if first > 0 else (first, stop + 1, 0)  # row 1 is the padded one
@@ -188,6 +189,14 @@ class OrtEngine:
             session.run_with_iobinding(binding, options)
         except Exception as problem:  # onnxruntime raises its own classes, unrelated to each other
             raise EngineError(f"onnxruntime: {str(problem).splitlines()[0]}") from problem
+
+
+def other_dialect(manifest: Manifest, place: str) -> str:
+    """What is said of a bundle whose graphs are for TensorRT, where there is no engine of its own yet."""
+    return (
+        f"bundle {manifest.name!r} holds graphs for TensorRT: `edge-runtime build {place}` makes an engine of them on "
+        "the board; backend reference tries them on this CPU, slowly"
+    )
 
 
 def _refuse(role: str, model: Model, settings: OrtSettings) -> None:

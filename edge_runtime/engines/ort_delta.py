@@ -57,7 +57,8 @@ class OrtDelta:
         rows, head_rows = max(settings.max_rows, 2), max(settings.max_head_rows, 2)
         self._names = {(line.graph, line.direction, line.name) for line in model.io}
         self._host = host_buffers(
-            rows, head_rows, model.hidden_size, model.candidates, model.hidden_input, model.fan_out, self._feeds
+            rows, head_rows, model.hidden_size, model.candidates, model.hidden_input, model.fan_out, self._feeds,
+            None if model.embedding is None else model.embedding.columns,
         )
         self._new = np.zeros(self._layout.new_bytes(rows), np.uint8)
         self._logits = np.zeros((head_rows, model.vocab_size), np.float32)
@@ -135,17 +136,21 @@ class OrtDelta:
 
     def _bind_body(self, slot: int, rows: int) -> onnxruntime.IOBinding:
         binding, host, layout = self._body.io_binding(), self._host, self._layout
-        width = self._model.hidden_size
-        bind_host(binding.bind_input, "embeddings", host.embeddings, (1, rows, width))
-        bind_host(binding.bind_input, "positions", host.positions, (rows,))
-        if host.hidden_in is not None:
-            bind_host(binding.bind_input, "hidden_in", host.hidden_in, (1, rows, host.hidden_in.shape[1]))
-        bind_host(binding.bind_output, "hidden", host.hidden, (1, rows * self._model.fan_out, width))
+        inputs: list[tuple[str, NDArray[Any] | None, tuple[int, ...]]] = [
+            ("embeddings", host.embeddings, (1, rows, *host.embeddings.shape[1:])),
+            ("positions", host.positions, (rows,)),
+            ("hidden_in", host.hidden_in, (1, rows, self._model.hidden_input or 0)),
+        ]
+        for name, array, shape in inputs:
+            if array is not None and ("body", "in", name) in self._names:
+                bind_host(binding.bind_input, name, array, shape)
+        bind_host(binding.bind_output, "hidden", host.hidden, (1, rows * self._model.fan_out, self._model.hidden_size))
         if host.feed is not None:
-            bind_host(binding.bind_output, "feed", host.feed, (1, rows, host.feed.shape[1]))
+            bind_host(binding.bind_output, "feed", host.feed, (1, rows, *host.feed.shape[1:]))
         new = layout.new(rows)
         for i, place in enumerate(layout.caches):
             for part, begins in zip(PARTS, new[i], strict=True):
+                # A model that only looks at its target's caches hands out nothing.
                 if ("body", "in", f"past_{part}_{i}") in self._names:
                     shape = (1, place.kv_heads, layout.capacity, place.head_dim)
                     self._bind(binding.bind_input, f"past_{part}_{i}", self._arena, layout.past(slot, i, part), shape)

@@ -48,6 +48,7 @@ def settings_of(engine: EngineConfig) -> LoadSettings:
         suffix_shared=engine.suffix_shared,
         max_draft_tokens=most_draft_tokens(k),
         verify_hashes=engine.verify_hashes,
+        backend=engine.backend,
         cpu_fallback=engine.cpu_fallback,
         cuda_graph=engine.cuda_graph,
     )

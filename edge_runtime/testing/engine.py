@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from ..cost import CostTable
-from ..engines.bounds import refuse_path, refuse_prefix, refuse_slot, refuse_step
+from ..engines.bounds import refuse_head, refuse_path, refuse_prefix, refuse_slot, refuse_step
 from ..engines.protocol import EngineInfo, Floats, HeadOutput, HeadRequest, Ids, StepInput, StepOutput
 from ..errors import EngineError
 from .model import ROW, FakeModel, rows_of
@@ -168,8 +168,7 @@ class FakeEngine:
 
     def head(self, request: HeadRequest) -> HeadOutput:
         first, count = request.first, request.stop - request.first
-        if not (first >= 0 and count >= 1 and request.stop <= len(self._known)):
-            raise ValueError(f"head rows [{first}, {request.stop}) of {len(self._known)}")
+        refuse_head(request, len(self._known), len(self._known))
         self.calls.append(FakeCall("head", self._slot, first, count))
         self._fail()
         if self._clock is not None and self._cost is not None:
@@ -256,8 +255,6 @@ class FakeEngine:
     def _gathered(self, logits: Floats, gather_ids: Ids | None) -> Floats | None:
         if gather_ids is None:
             return None
-        if len(gather_ids) != len(logits):
-            raise ValueError(f"{len(gather_ids)} ids to gather from {len(logits)} rows")
         places = np.minimum(np.searchsorted(self._ids, gather_ids), len(self._ids) - 1)
         if not np.array_equal(self._ids[places], gather_ids):
             raise ValueError("a gathered id is not in the head")

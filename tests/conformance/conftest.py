@@ -15,11 +15,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from conformance_options import asked_engines, owned_bundle
+from running import Measured
 from subjects import Bundles, Case, Wanted, cases
 
 from edge_runtime.engines.protocol import Engine
-
-Measured = Callable[[str, float, float], None]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from edge_runtime.engines.protocol import Engine, Floats, HeadOutput, HeadRequest, Ids, StepInput, StepOutput
 
+Measured = Callable[[str, float, float], None]
+"""``measured(what, found, allowed)``"""
 HEAD_ROWS = 8
 """Rows of logits that every engine is opened with."""
 _PIECES = 64

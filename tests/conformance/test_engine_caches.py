@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import Measured
-from running import apart, feed, read_rows, rows_after, text
+from running import Measured, apart, feed, read_rows, rows_after, text
 from subjects import Case
 
 from edge_runtime.engines.protocol import Engine, HeadRequest, StepInput

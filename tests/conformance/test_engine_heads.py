@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import Measured
-from running import HEAD_ROWS, apart, feed, head_rows_of, kept, read_rows, rows_after, text, token_of_rows
+from running import HEAD_ROWS, Measured, apart, feed, head_rows_of, kept, read_rows, rows_after, text, token_of_rows
 from subjects import Case
 
 from edge_runtime.engines.protocol import Engine, HeadRequest

@@ -32,6 +32,8 @@ BEYOND: dict[str, Wrong] = {
     "a head row of -1": lambda engine: engine.head(HeadRequest(-1, 1)),
     "no head row": lambda engine: engine.head(HeadRequest(1, 1)),
     "a head row that was not run": lambda engine: engine.head(HeadRequest(0, 5)),
+    "too few ids to gather": lambda engine: engine.head(HeadRequest(0, 2, 1.0, np.zeros(1, np.int64))),
+    "an id to gather that is none": lambda engine: engine.head(HeadRequest(0, 1, 1.0, np.array([1 << 40]))),
     "a prefix from nowhere": lambda engine: engine.copy_prefix(engine.info.slots, 0, 1),
     "a prefix to nowhere": lambda engine: engine.copy_prefix(0, -1, 1),
     "a negative prefix": lambda engine: engine.copy_prefix(0, 1, -1),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import Measured
-from running import feed, head_rows_of, rows_after, text
+from running import Measured, feed, head_rows_of, rows_after, text
 from subjects import Case
 
 from edge_runtime.decoder import Decoder
@@ -67,6 +66,18 @@ def test_a_seed_writes_one_text_whatever_is_drafted(case: Case, engine: Engine, 
     same = float(np.mean(drafted.generated != plain.generated))
     # Where rows hang on how many run with them, noise may tip a tie: then all behind it differs.
     measured("share of a seeded text that differs", same, 0.0 if case.tolerance.near_tie < 1e-3 else 1.0)
+
+
+def test_a_session_on_a_copied_prefix_writes_what_it_writes_from_the_start(
+    case: Case, engine: Engine, measured: Measured
+) -> None:
+    cold = written(engine)
+    engine.copy_prefix(1, 2, 8)
+    rows_after(engine, text(20, 8), slot=1)
+    warm = Session(engine.info, text(10, 1), GREEDY, max_tokens=COUNT, slot=2, kv_len=8)
+    decode(Decoder(engine), warm)
+    gap = parted(engine, cold, warm)
+    measured("gap where greedy texts part", 0.0 if gap is None else gap, case.tolerance.near_tie)
 
 
 class Drawn(Cacheless):
