@@ -21,8 +21,7 @@ _BESIDE_A_BLOCK = 8
 """Bytes that an engine on a CPU packs with a block: its scale once more, and the sum that its zero point is due."""
 _PROCESS = {"cpu": 100_000_000, "cuda": 1_000_000_000}
 """Interpreter, libraries and server; with CUDA also its context, assumed."""
-_TORCH = 450_000_000
-"""Of torch, transformers and bitsandbytes, on top."""
+_TORCH = 450_000_000  # and transformers and bitsandbytes, on top
 _OF_TOKENIZER = 9
 """Bytes in memory to a byte of its file."""
 _GRAMMAR_PER_PIECE = 250
@@ -299,7 +298,7 @@ def _scratch(model: Model, graphs: Sequence[GraphNeeds], load: Load, role: str) 
     screened = model.screen is not None and load.head == "screened"
     rescored = int(read * model.screen.rescored * row * _RESCORED) if screened and model.screen else 0
     # torch makes floats of a matrix before it multiplies by it.
-    largest = max((of.largest for one in graphs for of in one.products), default=0) if model.dialect == "nf4" else 0
+    largest = max((of.largest for one in graphs for of in one.products), default=0) * (model.dialect == "nf4")
     return body + scores + sight + logits + rescored + FLOAT * largest
 
 

@@ -27,10 +27,6 @@ class DeviceCopies:
     def __init__(self, library: Any) -> None:
         """``library``: libcudart, or what has its functions."""
         self._library = library
-        size, address = ctypes.c_size_t, ctypes.c_void_p
-        library.cudaMemcpy.argtypes = [address, address, size, ctypes.c_int]
-        library.cudaMemcpy2D.argtypes = [address, size, address, size, size, size, ctypes.c_int]
-        library.cudaGetErrorString.restype = ctypes.c_char_p
 
     def to_host(self, address: int, array: NDArray[np.generic]) -> None:
         """Fill a contiguous ``array`` with the bytes at ``address``."""
@@ -54,7 +50,14 @@ class DeviceCopies:
 def device_copies() -> DeviceCopies | None:
     """Of this process; ``None`` where no CUDA runtime is loaded as a library of its own."""
     path = loaded_runtime(Path("/proc/self/maps"))
-    return None if path is None else DeviceCopies(ctypes.CDLL(path))
+    if path is None:
+        return None
+    library = ctypes.CDLL(path)
+    size, address = ctypes.c_size_t, ctypes.c_void_p
+    library.cudaMemcpy.argtypes = [address, address, size, ctypes.c_int]
+    library.cudaMemcpy2D.argtypes = [address, size, address, size, size, size, ctypes.c_int]
+    library.cudaGetErrorString.restype = ctypes.c_char_p
+    return DeviceCopies(library)
 
 
 def loaded_runtime(maps: Path) -> str | None:
