@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from edge_runtime.bench.corpus import SAMPLE_TOKENS, Prompt, prompts, sample_text
 from edge_runtime.bundle import TARGET, Manifest
-from edge_runtime.engines.ort import OrtEngine, OrtSettings
+from edge_runtime.engines.opening import Backend, open_engine
+from edge_runtime.engines.ort_settings import OrtSettings
 from edge_runtime.engines.protocol import Engine, HeadRequest, StepInput
 from edge_runtime.errors import ConfigError
 from edge_runtime.text.tokenizer import Tokenizer
@@ -87,7 +88,9 @@ def measure_parity(
     wanted = reference.logits(ids[:-1])[:, : model.vocab_size]
     progress("reference", 1, 1)
     settings = OrtSettings(capacity=min(model.max_context, max(len(ids), 512)), deterministic=deterministic, head=head)
-    engine = OrtEngine(directory, manifest, TARGET, settings)
+    # Graphs for TensorRT are compared where there is none as well.
+    backend: Backend = "reference" if model.dialect == "tensorrt" else "auto"
+    engine = open_engine(directory, manifest, TARGET, backend, settings)
     try:
         rows = _compare_rows(engine, ids, wanted)
         runs = []

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..bundle import TREE_ROWS, Manifest, Model
+from ..bundle import TARGET, TREE_ROWS, Manifest, Model
 from ..errors import ConfigError, EngineError
 from .bounds import refuse_head, refuse_path, refuse_prefix, refuse_slot, refuse_step
 from .ort_bindings import Bindings, BoundReadout
@@ -192,7 +192,9 @@ class OrtEngine:
 
 
 def other_dialect(manifest: Manifest, place: str) -> str:
-    """What is said of a bundle whose graphs are for TensorRT, where there is no engine of its own yet."""
+    """What is said of a bundle whose graphs are for TensorRT, where there is no engine of its own yet, or are none."""
+    if manifest.model(TARGET).dialect == "nf4":
+        return f"bundle {manifest.name!r} is for torch and bitsandbytes (backend nf4), not for ONNX Runtime"
     return (
         f"bundle {manifest.name!r} holds graphs for TensorRT: `edge-runtime build {place}` makes an engine of them on "
         "the board; backend reference tries them on this CPU, slowly"

@@ -80,7 +80,8 @@ class Nf4Engine:
         if not 0 <= int(step.tokens.min()) <= int(step.tokens.max()) < self._model.tokens:
             raise ValueError(f"a token id is not below {self._model.tokens}")
         places, sight = look(step.position, count, step.parents, self._windows)
-        tokens = np.ascontiguousarray(step.tokens, np.int64)
+        # A copy: torch warns of arrays that it might write to and must not.
+        tokens = np.array(step.tokens, np.int64)
         with _told(), self._torch.inference_mode():
             rows = self._model.body(tokens, places, step.position, self._cache.slot(step.slot), sight)
             self._hidden[:count] = rows
@@ -105,7 +106,7 @@ class Nf4Engine:
             mass = torch.logsumexp(logits * request.inverse_temperature, dim=-1)
             gathered = None
             if wanted is not None:
-                places = torch.from_numpy(np.ascontiguousarray(wanted, np.int64)).to(logits.device)
+                places = torch.from_numpy(np.array(wanted, np.int64)).to(logits.device)
                 gathered = logits.gather(1, places[:, None])[:, 0].cpu().numpy()
             best: Ids = indices.cpu().numpy()
             if self._token_ids is not None:

@@ -159,8 +159,8 @@ class Nf4Model:
             if getattr(self._model.get_submodule(owner), attribute).shape != norm.shape:
                 raise ValueError(f"{name} has {tuple(norm.shape)} values")
             setattr(self._model.get_submodule(owner), attribute, norm)
-        for name, parameter in self._model.named_parameters():
-            if parameter.is_meta:
+        for name, tensor in [*self._model.named_parameters(), *self._model.named_buffers()]:
+            if tensor.is_meta:
                 raise ValueError(f"{name} is missing")
 
 
