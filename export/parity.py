@@ -88,7 +88,7 @@ def measure_parity(
     wanted = reference.logits(ids[:-1])[:, : model.vocab_size]
     progress("reference", 1, 1)
     settings = OrtSettings(capacity=min(model.max_context, max(len(ids), 512)), deterministic=deterministic, head=head)
-    # Graphs for TensorRT are compared where there is none as well.
+    # A board's engine is compared with its own graphs on a CPU, not with another machine.
     backend: Backend = "reference" if model.dialect == "tensorrt" else "auto"
     engine = open_engine(directory, manifest, TARGET, backend, settings)
     try:
