@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from edge_runtime.errors import ConfigError
 from .calibration import calibration_ids, input_moments
 from .checkpoint import Checkpoint
 from .gemma import describe
+from .gguf_blocks import BlockWeights
 from .graph import Linear
 from .model_writer import Progress
 from .nf4 import NF4_BLOCK, nf4
@@ -180,11 +181,18 @@ def _rounded(
             elif scheme.kind == "nf4":
                 yield name, nf4(rows).dequantise()
             elif factor is not None:
-                yield name, gptq(rows, factor, scheme.block_size, symmetric=scheme.symmetric).dequantise()
+                yield name, _stored(gptq(rows, factor, scheme.block_size, symmetric=scheme.symmetric))
             else:
-                yield name, int4(rows, scheme.block_size, symmetric=scheme.symmetric).dequantise()
+                yield name, _stored(int4(rows, scheme.block_size, symmetric=scheme.symmetric))
         checkpoint.release()
     progress(f"round: {scheme.name}", len(products), len(products))
+
+
+def _stored(blocks: BlockWeights) -> Floats:
+    """Symmetric ones are for devices, whose scales are float16."""
+    if blocks.zero_points is not None:
+        return blocks.dequantise()
+    return replace(blocks, scales=blocks.scales.astype(np.float16).astype(np.float32)).dequantise()
 
 
 class _Judge:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from fake_delta import fake_delta
@@ -65,6 +65,8 @@ class Bundles:
 
     place: Path
     owned: Path | None = None
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Of the owner's bundle."""
     made: dict[tuple[Any, ...], tuple[Path, Manifest]] = field(default_factory=dict)
 
     def tiny(self, family: str, **recipe: Any) -> tuple[Path, Manifest]:
@@ -155,7 +157,7 @@ def _of_bundle(engine: str, owned: Path) -> Case:
     def opened(bundles: Bundles, wanted: Wanted) -> Engine:
         capacity = min(256, bundles.manifest.model("target").max_context)
         given = Wanted(wanted.slots, capacity, wanted.max_rows, wanted.head_rows, wanted.keeps_hidden)
-        return open_engine(owned, bundles.manifest, "target", _BACKENDS[engine], _settings(given, 0))
+        return open_engine(owned, bundles.manifest, "target", _BACKENDS[engine], _settings(given, 0, device=bundles.device))
 
     model = read_manifest(owned).model("target")
     tolerance = BYTES if model.accuracy_level == 4 else FLOAT32 if model.kv_dtype == "float32" else HALF
