@@ -37,6 +37,8 @@ class Buffer:
 
             self._value = onnxruntime.OrtValue.ortvalue_from_shape_and_type(list(shape), dtype, device, 0)
             self._address = self._value.data_ptr()
+            # What lies there may be anything, and zero times that is not always zero.
+            self.push(np.zeros(shape, dtype))
 
     def bind(self, bind: Any, name: str, shape: tuple[int, ...], first_row: int = 0) -> None:
         row_bytes = int(np.prod(self.shape[1:], dtype=np.int64)) * np.dtype(self._dtype).itemsize
