@@ -113,18 +113,17 @@ def write_nf4_model(directory: Path, plan: ModelPlan, recipe: ExportRecipe, prog
     if plan.token_ids is not None:
         ids_file = f"{plan.role}.token_ids"
         plan.token_ids.astype("<i8").tofile(directory / ids_file)
-    return WrittenModel(_model(plan, recipe, graph, name, _needs(directory / name, checkpoint, matrices), ids_file), (), {})
+    needs = _needs(directory / name, checkpoint, matrices)
+    return WrittenModel(_model(plan, recipe, graph, needs, ids_file), (), {})
 
 
-def _model(
-    plan: ModelPlan, recipe: ExportRecipe, graph: Graph, name: str, needs: GraphNeeds, ids_file: str | None
-) -> Model:
+def _model(plan: ModelPlan, recipe: ExportRecipe, graph: Graph, needs: GraphNeeds, ids_file: str | None) -> Model:
     return Model(
-        body=name,
-        head=name,
+        body=needs.file,
+        head=needs.file,
         readout="",
         screen=None,
-        weights=(name,),
+        weights=(needs.file,),
         table=(),
         precision="nf4",
         accuracy_level=0,
@@ -154,9 +153,7 @@ def _needs(path: Path, checkpoint: Checkpoint, matrices: list[str]) -> GraphNeed
     )
 
 
-def _entries(
-    plan: ModelPlan, matrices: list[str], vectors: list[str], tokens: int
-) -> Iterator[tuple[str, _Entry]]:
+def _entries(plan: ModelPlan, matrices: list[str], vectors: list[str], tokens: int) -> Iterator[tuple[str, _Entry]]:
     checkpoint = plan.checkpoint
     yield _EMBED, _Entry("F16", (tokens, checkpoint.config.hidden_size))
     if plan.token_ids is not None:

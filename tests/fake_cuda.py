@@ -47,15 +47,14 @@ class FakeCuda:
     def get_available_providers(self) -> list[str]:
         return list(self.available)
 
-    def InferenceSession(
-        self, path: str, options: _Entries, providers: Any, enable_fallback: int = 1
-    ) -> _Session:  # fmt: skip
+    def InferenceSession(self, path: str, options: _Entries, providers: Any, enable_fallback: int = 1) -> _Session:
         if self.fails is not None:
             raise RuntimeError(self.fails)
         ((provider, provider_options),) = providers
         assert enable_fallback == 0
         name = path.rsplit("/", 1)[-1]
-        self.sessions.append(SimpleNamespace(name=name, provider=provider, entries=options.entries, options=provider_options))
+        made = {"name": name, "provider": provider, "entries": options.entries, "options": provider_options}
+        self.sessions.append(SimpleNamespace(**made))
         return _Session(self, path, name, provider)
 
     def _value(self, shape: list[int], dtype: Any, device: str, number: int) -> _Value:

@@ -50,7 +50,8 @@ budget: {memory_gb: 1.5, reserve_gb: 0.25, power_mw: 15000, temperature_c: 80, s
          blind_duty: 0.25, telemetry: replay, interval_s: 0.1, recording: /r}
 drain_s: 0
 """
-    engine = EngineConfig(100, 2, 3, True, "full", "cuda", "lookup", 3, "greedy", 1024, True, False, "reference", True, True)
+    engine = EngineConfig(100, 2, 3, True, "full", "cuda", "lookup", 3, "greedy", 1024, True, False, "reference", True,
+                          True)  # fmt: skip
     server = ServerConfig("/s", "0600", "g", "[::1]:80", 1024, 2048, 5, 1.0, 2.5)
     budget = BudgetConfig(1.5, 0.25, 15000, 80.0, 2.0, 1, 0.25, "replay", 0.1, "/r")
     limits = LimitsConfig(1, 2, 3, 4, 5.0)

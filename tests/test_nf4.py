@@ -59,7 +59,8 @@ def exported(directory: Path, source: Path) -> Bundle:
     manifest = Manifest(
         schema_version=1, name="tiny", family=config.family, models={"target": model},
         tokenizer=TokenizerEntry("tokenizer.model", config.vocab_size, 2, (1,), ""), chat_template=None,
-        memory=MemoryNeeds(0, 0, 0), sources=(), recipe={}, notes=(), licence="", licence_file="", exporter="", files=(),
+        memory=MemoryNeeds(0, 0, 0), sources=(), recipe={}, notes=(), licence="", licence_file="", exporter="",
+        files=(),
     )  # fmt: skip
     return directory, manifest
 
@@ -212,7 +213,7 @@ def test_a_library_without_kernels_is_found_before_the_model_is_loaded(monkeypat
         raise RuntimeError("no kernel image is available\nmore")
 
     monkeypatch.setattr(bitsandbytes.functional, "dequantize_4bit", broken)
-    with pytest.raises(ConfigError, match="runs no 4-bit product on cpu: no kernel image is available$"):
+    with pytest.raises(ConfigError, match=r"runs no 4-bit product on cpu: no kernel image is available$"):
         try_product("cpu")
     monkeypatch.setattr(bitsandbytes.functional, "dequantize_4bit", lambda packed, state: torch.zeros(64, 64))
     with pytest.raises(ConfigError, match="wrongly"):

@@ -160,10 +160,10 @@ def test_each_shape_and_place_has_a_graph_of_its_own(bundle: Bundle, cuda: FakeC
 @pytest.mark.parametrize(
     ("spoil", "kind", "words"),
     [
-        (lambda cuda: setattr(cuda, "available", (CPU,)), ConfigError, "this onnxruntime has no CUDAExecutionProvider"),
+        (lambda cuda: setattr(cuda, "available", (CPU,)), ConfigError, "this onnxruntime has no CUDA"),
         (lambda cuda: setattr(cuda, "started", (CPU,)), ConfigError, "could not start it: its CUDA or cuDNN"),
         (
-            lambda cuda: setattr(cuda, "fails", "[ONNXRuntimeError] nodes that are assigned to the default CPU EP\nmore"),
+            lambda cuda: setattr(cuda, "fails", "[Error] nodes that are assigned to the default CPU EP\nmore"),
             ConfigError,
             "no CUDA kernel in onnxruntime .*cpu_fallback",
         ),

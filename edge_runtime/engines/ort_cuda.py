@@ -1,4 +1,4 @@
-"""Copies on a CUDA device by address, which onnxruntime's Python does not offer in parts. Knows no session and no shape.
+"""Copies on a CUDA device by address, of parts, which onnxruntime's Python does not offer. Knows no session, no shape.
 
 The library is the CUDA runtime that onnxruntime's provider has loaded into this process, and no other: a second one
 would be another version, or none of this machine.

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -139,8 +139,8 @@ def make_session(
         first = str(problem).splitlines()[0]
         if settings.device == "cuda" and "CPU EP" in first:
             raise ConfigError(
-                f"{path}: a part of it has no CUDA kernel in onnxruntime {onnxruntime.__version__}; engine.cpu_fallback: "
-                "true (--cpu-fallback) lets that part run on the processor, slowly"
+                f"{path}: a part of it has no CUDA kernel in onnxruntime {onnxruntime.__version__}; "
+                "engine.cpu_fallback: true (--cpu-fallback) lets that part run on the processor, slowly"
             ) from problem
         raise BundleError(f"{path} does not load: {first}") from problem
     if provider not in session.get_providers():

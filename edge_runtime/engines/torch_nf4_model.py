@@ -255,7 +255,7 @@ def refuse_missing_device(torch: Any, device: Device) -> None:
 
 
 def try_product(device: Device) -> None:
-    """One small 4-bit product: some wheels have no kernel for a GPU that they import well on. Raises ``ConfigError``."""
+    """One small 4-bit product: some wheels import well on a GPU that they have no kernel for. Raises ``ConfigError``."""
     torch, _ = require_packages()
     refuse_missing_device(torch, device)
     compute = torch.float16 if device == "cuda" else torch.float32
@@ -265,7 +265,8 @@ def try_product(device: Device) -> None:
         product = _Product(packed, scales, (BLOCK, BLOCK), compute, False)
         found = product(torch.ones((1, BLOCK), device=device)).cpu()
     except Exception as problem:  # whatever a foreign binary may raise
-        raise ConfigError(f"bitsandbytes runs no 4-bit product on {device}: {str(problem).splitlines()[0]}") from problem
+        first = str(problem).splitlines()[0]
+        raise ConfigError(f"bitsandbytes runs no 4-bit product on {device}: {first}") from problem
     if not bool((found == BLOCK).all()):
         raise ConfigError(f"bitsandbytes computes 4-bit products wrongly on {device}")
 
