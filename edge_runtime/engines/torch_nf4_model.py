@@ -255,7 +255,7 @@ def refuse_missing_device(torch: Any, device: Device) -> None:
 
 
 def try_product(device: Device) -> None:
-    """One small 4-bit product: some wheels import well on a GPU that they have no kernel for. Raises ``ConfigError``."""
+    """One small 4-bit product: some wheels import well and have no kernel for the GPU. Raises ``ConfigError``."""
     torch, _ = require_packages()
     refuse_missing_device(torch, device)
     compute = torch.float16 if device == "cuda" else torch.float32

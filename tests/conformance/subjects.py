@@ -156,7 +156,8 @@ def _of_bundle(engine: str, owned: Path) -> Case:
     def opened(bundles: Bundles, wanted: Wanted) -> Engine:
         capacity = min(256, bundles.manifest.model("target").max_context)
         given = Wanted(wanted.slots, capacity, wanted.max_rows, wanted.head_rows, wanted.keeps_hidden)
-        return open_engine(owned, bundles.manifest, "target", _BACKENDS[engine], _settings(given, 0, device=bundles.device))
+        settings = _settings(given, 0, device=bundles.device)
+        return open_engine(owned, bundles.manifest, "target", _BACKENDS[engine], settings)
 
     model = read_manifest(owned).model("target")
     tolerance = BYTES if model.accuracy_level == 4 else FLOAT32 if model.kv_dtype == "float32" else HALF
