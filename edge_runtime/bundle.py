@@ -213,9 +213,10 @@ class Model:
     """What each token says to every layer (Gemma 4's E models)."""
     graphs: tuple[GraphNeeds, ...] = ()
     """Of each graph of its own but the ``narrow`` ones, which are as their twins; none in bundles of old."""
-    dialect: Literal["ort", "tensorrt"] = "ort"
+    dialect: Literal["ort", "tensorrt", "nf4"] = "ort"
     """Whose operators its graphs are spelt in. One of TensorRT has two graphs: a body that takes embeddings and hands
-    out only the new keys and values, and a head that reads its logits out itself (docs/tensorrt.md)."""
+    out only the new keys and values, and a head that reads its logits out itself (docs/tensorrt.md). One of nf4 has no
+    graph: ``body`` and ``head`` are the file of its weights, and transformers knows the rest (docs/gpu.md)."""
     embedding: EmbeddingTable | None = None
     """What the host looks up for a body that takes embeddings; ``None``: the body takes token ids."""
 

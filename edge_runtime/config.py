@@ -53,12 +53,14 @@ class EngineConfig:
     suffix_shared: bool = False
     """Whether one client's texts are drafted from for all clients, who can then tell by the speed what others wrote."""
     verify_hashes: bool = True
-    backend: Literal["auto", "onnxruntime", "tensorrt", "reference"] = "auto"
+    backend: Literal["auto", "onnxruntime", "tensorrt", "reference", "nf4"] = "auto"
     """What runs the bundle's graphs; ``auto``: what they were exported for."""
     engines: str | None = None
     """Directory of what ``edge-runtime build`` made of a bundle for TensorRT; ``None``: in the bundle itself."""
     cuda_graphs: Literal["none", "captured"] = "none"
-    """Whether TensorRT's runs are captured and launched again: fewer microseconds each, for more memory."""
+    """On a device, whether runs of few rows are captured and launched again: fewer microseconds each, for more memory."""
+    cpu_fallback: bool = False
+    """With ``device: cuda``: what has no kernel there may run on the processor; else the bundle does not load."""
 
 
 @dataclass(frozen=True, slots=True)

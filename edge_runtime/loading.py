@@ -28,7 +28,7 @@ from .engines.opening import Backend, BuiltEngines, GraphMode, chosen_backend, o
 from .engines.ort_settings import OrtSettings
 from .engines.protocol import Engine
 from .errors import BundleError, ConfigError, InputError, why
-from .memory import Load
+from .memory import Load, needs
 from .text.chat import ChatTemplate
 from .text.tokenizer import Tokenizer
 from .warmup import measure_costs, measure_drafter
@@ -50,6 +50,9 @@ _LONGEST_DRAFT = 63
 """A draft and the token before it are one chunk of the engine. The articles' drafts of 20 to 80 are cut to this."""
 SUFFIX_TOKENS = 1 << 17
 """Of earlier texts that a suffix cache keeps where nothing else is said."""
+
+_LEAST_ARENA_BYTES = 64 << 20
+"""Of a device, whatever the plan says: without any nothing runs."""
 
 DEFAULT_CONTEXT = 2048
 """Most tokens unless more are asked for: a cache is memory."""
@@ -80,7 +83,11 @@ class LoadSettings:
     engines: Path | None = None
     """What ``edge-runtime build`` made of the bundle for TensorRT; ``None``: in the bundle itself."""
     cuda_graphs: GraphMode = "none"
-    """Whether TensorRT's runs are captured and launched again."""
+    """Whether runs on a device are captured and launched again."""
+    cpu_fallback: bool = False
+    """On a device, whether what has no kernel there may run on the processor."""
+    memory_bytes: int | None = None
+    """Most for the process: what an engine's allocator on a device is held to. ``None``: not held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +268,9 @@ def load_bundle(directory: Path, settings: LoadSettings) -> LoadedBundle:
     manifest = read_manifest(directory)
     # Before the hashes, which can take a minute: a slip in an option is told at once.
     backend = chosen_backend(manifest, TARGET, settings.backend, str(directory))
+    on_device = settings.device == "cuda" or backend == "tensorrt"
+    if not on_device and (settings.cuda_graphs == "captured" or settings.cpu_fallback):
+        raise ConfigError("CUDA graphs and cpu_fallback are about device cuda, and this is cpu")
     load = load_of(manifest, settings)
     verify_files(directory, manifest, hashes=settings.verify_hashes)
     roles = load.roles
@@ -274,6 +284,9 @@ def load_bundle(directory: Path, settings: LoadSettings) -> LoadedBundle:
         deterministic=settings.deterministic,
         head=settings.head,
         device=settings.device,
+        gpu_memory_bytes=_arena_bytes(manifest, load, settings),
+        cpu_fallback=settings.cpu_fallback,
+        cuda_graph=settings.cuda_graphs == "captured",
         keeps_hidden=any(manifest.model(role).hidden_input is not None for role in roles),
     )
     built = BuiltEngines(settings.engines, settings.cuda_graphs, settings.verify_hashes)
@@ -300,6 +313,19 @@ def load_bundle(directory: Path, settings: LoadSettings) -> LoadedBundle:
         suffix_tokens=settings.suffix_tokens,
         suffix_shared=settings.suffix_shared,
     )
+
+
+def _arena_bytes(manifest: Manifest, load: Load, settings: LoadSettings) -> int | None:
+    """What the budget leaves for activations. Sessions run one after another, and each has an arena of its own."""
+    if settings.memory_bytes is None or settings.device == "cpu":
+        return None
+    planned = needs(manifest, load)
+    if manifest.model(TARGET).dialect == "nf4":
+        # torch has one allocator for all that it holds.
+        held = planned.process + planned.tokenizer + planned.suffix
+    else:
+        held = planned.loaded - sum(one.scratch for one in planned.models)
+    return max(_LEAST_ARENA_BYTES, settings.memory_bytes - held)
 
 
 def _let_pages_go(directory: Path, manifest: Manifest) -> None:

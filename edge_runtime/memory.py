@@ -6,7 +6,7 @@ how far a process agrees is told by ``edge-runtime plan --measure``. No board ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -21,6 +21,7 @@ _BESIDE_A_BLOCK = 8
 """Bytes that an engine on a CPU packs with a block: its scale once more, and the sum that its zero point is due."""
 _PROCESS = {"cpu": 100_000_000, "cuda": 1_000_000_000}
 """Interpreter, libraries and server; with CUDA also its context, assumed."""
+_TORCH = 450_000_000  # and transformers and bitsandbytes, on top
 _OF_TOKENIZER = 9
 """Bytes in memory to a byte of its file."""
 _GRAMMAR_PER_PIECE = 250
@@ -198,7 +199,7 @@ def needs(manifest: Manifest, load: Load) -> Needs:
             ModelNeeds(
                 role=role,
                 weights=weights,
-                mapped=mapped + 2 * sum(sizes[name] for name in files),
+                mapped=mapped + 2 * sum(sizes[name] for name in files if model.dialect != "nf4"),
                 kv=_cache(model, load),
                 hidden=load.sessions * load.context * model.hidden_size * FLOAT if keeps and role == TARGET else 0,
                 scratch=_scratch(model, graphs, load, role),
@@ -208,7 +209,7 @@ def needs(manifest: Manifest, load: Load) -> Needs:
         )
     return Needs(
         models=tuple(models),
-        process=_PROCESS[load.device],
+        process=_PROCESS[load.device] + (_TORCH if manifest.model(TARGET).dialect == "nf4" else 0),
         tokenizer=_OF_TOKENIZER * sizes[manifest.tokenizer.file],
         suffix=_SUFFIX_PER_TOKEN * load.suffix_tokens,
         grammar=_GRAMMAR_PER_PIECE * manifest.tokenizer.vocab_size,
@@ -222,7 +223,7 @@ def opened_graphs(model: Model, head: Literal["screened", "full"]) -> tuple[str,
     screen = model.screen if head == "screened" else None
     files = [screen.head if screen else model.head, model.stem, model.body]
     files += [screen.readout if screen else model.readout, model.lookup.graph if model.lookup else None]
-    return tuple(name for name in files if name)
+    return tuple(dict.fromkeys(name for name in files if name))
 
 
 def _is_lookup(model: Model, name: str) -> bool:
@@ -230,7 +231,7 @@ def _is_lookup(model: Model, name: str) -> bool:
 
 
 def _weights(
-    model: Model, graphs: Iterable[GraphNeeds], load: Load, sizes: dict[str, int], fresh_table: bool
+    model: Model, graphs: Sequence[GraphNeeds], load: Load, sizes: dict[str, int], fresh_table: bool
 ) -> tuple[int, int]:
     """(unshareable, mapped) bytes."""
     if model.dialect == "tensorrt":
@@ -238,7 +239,7 @@ def _weights(
         return stored if load.device == "cuda" else _WIDENED * stored, 0
     if not model.graphs:
         return int(_GUESSED * sum(sizes[name] for name in model.weights)) if fresh_table or not model.table else 0, 0
-    if load.device == "cuda":
+    if load.device == "cuda" or model.dialect == "nf4":
         # Each session has its own copy there, tables included.
         return sum(one.stored for one in graphs), 0
     products = [of for one in graphs for of in one.products]
@@ -283,7 +284,7 @@ def _head_rows(model: Model, load: Load, role: str) -> int:
     return load.head_rows if role == TARGET else max(2, model.fan_out)
 
 
-def _scratch(model: Model, graphs: Iterable[GraphNeeds], load: Load, role: str) -> int:
+def _scratch(model: Model, graphs: Sequence[GraphNeeds], load: Load, role: str) -> int:
     """What exists at a time while a prefill chunk, a verification and its readout run."""
     rows, row = max(load.rows, 2) if model.feeds_chunks else 1, model.hidden_size * FLOAT
     widest = max((one.widest for one in graphs if one.attention_heads), default=0) * FLOAT
@@ -296,7 +297,9 @@ def _scratch(model: Model, graphs: Iterable[GraphNeeds], load: Load, role: str) 
     logits = int(read * model.head_rows * FLOAT * _LOGITS_OF_READOUT)
     screened = model.screen is not None and load.head == "screened"
     rescored = int(read * model.screen.rescored * row * _RESCORED) if screened and model.screen else 0
-    return body + scores + sight + logits + rescored
+    # torch makes floats of a matrix before it multiplies by it.
+    largest = max((of.largest for one in graphs for of in one.products), default=0) * (model.dialect == "nf4")
+    return body + scores + sight + logits + rescored + FLOAT * largest
 
 
 # What to change

@@ -20,6 +20,7 @@ from edge_runtime.schema import structure
 
 from .heads_command import fit_heads
 from .progress import progress_bars
+from .quality_command import quality
 from .recipe import EngineName, ExportRecipe, Precision, explain, read_recipe
 from .training.command import train_drafter
 
@@ -45,6 +46,7 @@ def main() -> None:
 
 main.add_command(train_drafter)
 main.add_command(fit_heads)
+main.add_command(quality)
 
 
 def _default(key: str) -> str:

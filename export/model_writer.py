@@ -23,7 +23,7 @@ from .dialects.ort_readout import Rescore, screened_rows, spell_readout, spell_s
 from .gemma import describe
 from .graph import AddNorm, Attention, BorrowedAttention, Embed, Graph, GroupNorm, Linear, RmsNorm, Rope, Scale, Sum
 from .needs import needs_of
-from .precision import Rounding, precision_notes, refuse_mixed, rounding_of, store_product
+from .precision import Rounding, cuda_notes, precision_notes, refuse_mixed, rounding_of, store_product
 from .recipe import ExportRecipe, Precision
 from .weights import Blocks, Dense, Region, Stored, WeightFile
 
@@ -141,7 +141,7 @@ def write_model(directory: Path, plan: ModelPlan, recipe: ExportRecipe, progress
         lookup=lookup,
         graphs=needs_of(plan.role, graphs, table),
     )
-    return WrittenModel(model, tuple(model_notes(plan, weights)), weights, spelling.ropes)
+    return WrittenModel(model, tuple(model_notes(plan, weights, half=half)), weights, spelling.ropes)
 
 
 def _body_graphs(plan: ModelPlan, graph: Graph, spelling: Spelling) -> dict[str, onnx.ModelProto]:
@@ -176,7 +176,7 @@ def _screen_graphs(plan: ModelPlan, graph: Graph, spelling: Spelling, candidates
     }
 
 
-def model_notes(plan: ModelPlan, weights: Weights) -> Iterator[str]:
+def model_notes(plan: ModelPlan, weights: Weights, *, half: bool) -> Iterator[str]:
     """Of each part by its own precision; a screen only looks, and need not be exact."""
     if not plan.checkpoint.metadata.keys().isdisjoint(("vision_config", "audio_config")):
         yield f"{plan.role}: the text part of a multimodal checkpoint; images and sound are not in this bundle"
@@ -185,6 +185,9 @@ def model_notes(plan: ModelPlan, weights: Weights) -> Iterator[str]:
     for precision, of in ((plan.head_precision, tables), (plan.precision, products)):
         for note in precision_notes(precision, {"+".join(names): parts for names, parts in of.items()}):
             yield f"{plan.role} {note}"
+    if half:  # which is for devices
+        for note in cuda_notes(weights.values()):
+            yield f"{plan.role}: {note}"
 
 
 def body_spelling(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 import numpy as np
@@ -15,7 +15,7 @@ from .device_weights import store_columns
 from .gguf_blocks import BlockWeights, carry
 from .quantize import int4, int8, to_float16
 from .recipe import ExportRecipe, Precision
-from .weights import Columns, Dense, Quantiser, Stored, WeightFile, store_blocks, store_dense
+from .weights import Blocks, Columns, Dense, Quantiser, Stored, WeightFile, store_blocks, store_dense
 
 Floats = NDArray[np.float32]
 Rounding = Callable[[Floats], BlockWeights]
@@ -110,6 +110,33 @@ def _refuse_ragged(sources: Sequence[TensorSource], block_size: int) -> None:
     for source in sources:
         if source.shape[1] % block_size:
             raise CheckpointError(f"{source.name}: {source.shape[1]} columns do not divide into blocks of {block_size}")
+
+
+def cuda_notes(stored: Iterable[Sequence[Stored]]) -> Iterator[str]:
+    """Which products miss onnxruntime's way to multiply several rows by 4- or 8-bit weights as they are, on CUDA.
+
+    Beside it there is a fast way for one row; more rows first expand the whole matrix, so that verifying a draft costs
+    several plain steps. The conditions are those of its full build (compact ones take blocks of 32).
+    """
+    missed: dict[str, int] = {}
+    for parts in stored:
+        reasons = {reason for part in parts if isinstance(part, Blocks) for reason in _slow_on_cuda(part)}
+        for reason in reasons:
+            missed[reason] = missed.get(reason, 0) + 1
+    for reason, count in sorted(missed.items()):
+        yield f"{count} products are slow on CUDA for several rows at once: {reason}"
+
+
+def _slow_on_cuda(part: Blocks) -> Iterator[str]:
+    step = 64 if part.bits == 4 else 32
+    if part.block_size not in (64, 128):
+        yield f"blocks of {part.block_size}, not 64 or 128 (block_size)"
+    if part.zero_points is not None:
+        yield "zero points (symmetric: true has none)"
+    if part.rows % step:
+        yield f"rows that are no multiple of {step}"
+    if part.columns % part.block_size:
+        yield "columns that do not divide into blocks"
 
 
 def precision_notes(precision: Precision, stored: Mapping[str, Sequence[Stored]]) -> Iterator[str]:

@@ -13,23 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .checkpoint import Checkpoint
-from .model_config import GemmaConfig
-
-_HF_LAYER = {
-    "attn_norm": "input_layernorm",
-    "q": "self_attn.q_proj",
-    "k": "self_attn.k_proj",
-    "v": "self_attn.v_proj",
-    "o": "self_attn.o_proj",
-    "q_norm": "self_attn.q_norm",
-    "k_norm": "self_attn.k_norm",
-    "post_attn_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "gate": "mlp.gate_proj",
-    "up": "mlp.up_proj",
-    "down": "mlp.down_proj",
-    "post_ffn_norm": "post_feedforward_layernorm",
-}
+from .hf_config import HF_LAYER, hf_settings
 
 
 class Reference:
@@ -50,6 +34,7 @@ class Reference:
         else:
             model = _fresh_model(checkpoint).to(kind)
         self._model: Any = model.eval()
+        self._matrices: dict[str, Any] | None = None
 
     def logits(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
         """[T] -> [T, vocab]"""
@@ -63,6 +48,29 @@ class Reference:
         """The transformers model itself, for benchmarks."""
         return self._model
 
+    def hidden(self, ids: NDArray[np.int64]) -> Any:
+        """[T] -> [T, hidden_size] after the final norm, a tensor."""
+        with self._torch.inference_mode():
+            return self._model.get_decoder()(self._torch.from_numpy(ids)[None], use_cache=False).last_hidden_state[0]
+
+    def read(self, hidden: Any) -> Any:
+        """[n, hidden_size] -> [n, vocab] logits, tensors: the whole of a long text would be gigabytes."""
+        with self._torch.inference_mode():
+            logits = self._model.lm_head(hidden)
+            cap = self._model.config.get_text_config().final_logit_softcapping
+            return logits if cap is None else self._torch.tanh(logits / cap) * cap
+
+    def set_matrix(self, name: str, rows: NDArray[np.float32]) -> None:
+        """Put other values [N, K] in the place of a matrix, by its canonical name. Raises ``KeyError``."""
+        if self._matrices is None:
+            self._matrices = {
+                _canonical(full): parameter
+                for full, parameter in self._model.named_parameters()
+                if ".layers." in full and parameter.dim() == 2 and "vision" not in full
+            }
+        with self._torch.no_grad():
+            self._matrices[name].copy_(self._torch.from_numpy(np.ascontiguousarray(rows)))
+
 
 def _fresh_model(checkpoint: Checkpoint) -> Any:
     import torch
@@ -70,7 +78,8 @@ def _fresh_model(checkpoint: Checkpoint) -> Any:
 
     config = checkpoint.config
     gemma2 = config.family == "gemma2"
-    hf_config = _hf_config(config)
+    settings = hf_settings(config)
+    hf_config: Any = (transformers.Gemma2Config if gemma2 else transformers.Gemma3TextConfig)(**settings)
     hf_config._attn_implementation = "eager"
     # Without initialisation: every parameter is written below, and half a gigabyte of random numbers takes seconds.
     with transformers.initialization.no_init_weights() if hasattr(transformers, "initialization") else torch.no_grad():
@@ -91,44 +100,6 @@ def _canonical(parameter: str) -> str:
         return "embed"
     if parameter == "model.norm.weight":
         return "final_norm"
-    _, _, index, part = parameter.split(".", 3)
-    inverse = {hf: ours for ours, hf in _HF_LAYER.items()}
+    index, part = parameter.split("layers.", 1)[1].split(".", 1)
+    inverse = {hf: ours for ours, hf in HF_LAYER.items()}
     return f"layers.{index}.{inverse[part.removesuffix('.weight')]}"
-
-
-def _hf_config(config: GemmaConfig) -> Any:
-    import transformers
-
-    windows = [layer.window for layer in config.layers]
-    local = next((layer for layer in config.layers if layer.window is not None), config.layers[0])
-    globe = next((layer for layer in config.layers if layer.window is None), config.layers[0])
-    shared = {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.ffn_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "max_position_embeddings": config.max_position,
-        "rms_norm_eps": config.rms_eps,
-        "query_pre_attn_scalar": round(config.query_scale**-2),
-        "sliding_window": local.window or config.max_position,
-        "layer_types": ["full_attention" if window is None else "sliding_attention" for window in windows],
-        "attn_logit_softcapping": config.attn_softcap,
-        "final_logit_softcapping": config.final_softcap,
-    }
-    if config.family == "gemma2":
-        rope = {"rope_type": "default", "rope_theta": globe.rope_theta}
-        return transformers.Gemma2Config(**shared, rope_parameters=rope)
-    rope = {
-        "full_attention": _rope(globe.rope_theta, globe.rope_scale),
-        "sliding_attention": _rope(local.rope_theta, local.rope_scale),
-    }
-    return transformers.Gemma3TextConfig(**shared, rope_parameters=rope)
-
-
-def _rope(theta: float, scale: float) -> dict[str, Any]:
-    if scale == 1.0:
-        return {"rope_type": "default", "rope_theta": theta}
-    return {"rope_type": "linear", "rope_theta": theta, "factor": scale}

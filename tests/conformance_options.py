@@ -15,6 +15,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
                     "Default: all that can run here.")  # fmt: skip
     group.addoption("--bundle", default=None, metavar="DIR",
                     help="Try the engines on this bundle rather than on tiny random models.")  # fmt: skip
+    group.addoption("--device", choices=["cpu", "cuda"], default="cpu",
+                    help="Where ort and nf4 run --bundle.")  # fmt: skip
 
 
 def pytest_configure(config: pytest.Config) -> None:

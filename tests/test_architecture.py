@@ -39,9 +39,10 @@ LAYERS: tuple[frozenset[str], ...] = (
 # Of the runtime, export sees what a bundle is (and its command line how both of them ask and fail).
 EXPORT_SEES = frozenset({"", "bundle", "errors", "files", "schema"})
 EXPORT_COMMAND_LINE = ("export/__main__.py", "export/heads_command.py", "export/training/command.py")
+EXPORT_COMMAND_LINE += ("export/quality_command.py",)
 COMMAND_LINE_SEES = frozenset({"console", "parameters"})
 # What runs bundles may see more.
-EXPORT_RUNS_BUNDLES = ("export/parity.py", "export/twin_parity.py", "export/train*", "export/demo.py")
+EXPORT_RUNS_BUNDLES = ("export/parity.py", "export/twin_parity.py", "export/quality.py", "export/train*", "export/demo.py")
 
 _COMMAND_LINES = ("edge_runtime/cli/*", "edge_runtime/bench/*", "edge_runtime/console.py", "export/*")
 _COMMAND_LINES += ("edge_runtime/parameters.py",)
@@ -57,16 +58,18 @@ HOMES: dict[str, tuple[str, ...]] = {
     "onnxruntime": ("edge_runtime/engines/ort*.py", "export/calibration.py", "export/activations.py"),
     "tensorrt": ("edge_runtime/engines/trt*.py",),
     "cuda": ("edge_runtime/engines/cuda.py",),
-    "bitsandbytes": ("edge_runtime/engines/torch_nf4.py",),
+    "bitsandbytes": ("edge_runtime/engines/torch_nf4*.py",),
+    "safetensors": ("edge_runtime/engines/torch_nf4*.py",),
     "torch": (
-        "edge_runtime/engines/torch_nf4.py",
+        "edge_runtime/engines/torch_nf4*.py",
         "edge_runtime/bench/peers/*",
         "export/parity.py",
+        "export/quality.py",
         "export/reference.py",
         "export/train*",
     ),
     "transformers": (
-        "edge_runtime/engines/torch_nf4.py",
+        "edge_runtime/engines/torch_nf4*.py",
         "edge_runtime/bench/peers/*",
         "export/parity.py",
         "export/reference.py",

@@ -42,7 +42,7 @@ def test_every_key_can_be_said(tmp_path: Path) -> None:
 bundle: /b
 engine: {context: 100, sessions: 2, threads: 3, deterministic: true, head: full, device: cuda, drafter: lookup, k: 3,
          strategy: greedy, suffix_tokens: 1024, suffix_shared: true, verify_hashes: false, backend: reference,
-         engines: /e, cuda_graphs: captured}
+         engines: /e, cuda_graphs: captured, cpu_fallback: true}
 server: {socket: /s, mode: "0600", group: g, tcp: "[::1]:80", max_body_bytes: 1024, max_header_bytes: 2048,
          max_connections: 5, read_timeout_s: 1, write_timeout_s: 2.5}
 limits: {queue: 1, queue_per_client: 2, running_per_client: 3, max_tokens: 4, deadline_s: 5}
@@ -51,7 +51,7 @@ budget: {memory_gb: 1.5, reserve_gb: 0.25, power_mw: 15000, temperature_c: 80, s
 drain_s: 0
 """
     engine = EngineConfig(100, 2, 3, True, "full", "cuda", "lookup", 3, "greedy", 1024, True, False, "reference", "/e",
-                          "captured")  # fmt: skip
+                          "captured", True)  # fmt: skip
     server = ServerConfig("/s", "0600", "g", "[::1]:80", 1024, 2048, 5, 1.0, 2.5)
     budget = BudgetConfig(1.5, 0.25, 15000, 80.0, 2.0, 1, 0.25, "replay", 0.1, "/r")
     limits = LimitsConfig(1, 2, 3, 4, 5.0)

@@ -48,7 +48,7 @@ _LEAVE = f"{_QUIT} or Ctrl-D leaves"
 
 
 _ENGINE_OPTIONS = ("context", "threads", "deterministic", "head", "device", "backend", "drafter", "k",
-                   "strategy", "no_verify")  # fmt: skip
+                   "strategy", "no_verify", "cpu_fallback", "cuda_graph")  # fmt: skip
 """Of loading, which a daemon has done."""
 
 

@@ -50,6 +50,9 @@ def engine_options(function: F) -> F:
         click.option("--backend", type=click.Choice(get_args(Backend)), default="auto", show_default=True,
                      help="What runs the graphs; auto: what the bundle was exported for. reference: those for "
                      "TensorRT, on this CPU and slowly."),
+        click.option("--cpu-fallback", is_flag=True,
+                     help="With --device cuda: what has no kernel there runs on the processor, instead of failing."),
+        click.option("--cuda-graph", is_flag=True, help="With --device cuda: replay runs of few rows as CUDA graphs."),
         click.option("--drafter", type=click.Choice(get_args(DrafterName)), default="auto",
                      show_default=True, help="Who drafts: nobody, n-grams of the text itself, earlier texts, or a "
                      "model of the bundle by its role; auto: whoever is expected to gain most, step by step."),
@@ -115,6 +118,8 @@ def load_settings(given: dict[str, Any]) -> LoadSettings:
         max_draft_tokens=most_draft_tokens(given["k"]),
         verify_hashes=not given["no_verify"],
         backend=given["backend"],
+        cpu_fallback=given["cpu_fallback"],
+        cuda_graphs="captured" if given["cuda_graph"] else "none",
     )
 
 

@@ -17,7 +17,8 @@ from .ort import OrtEngine, other_dialect
 from .ort_settings import OrtSettings
 from .protocol import Engine
 
-Backend = Literal["auto", "onnxruntime", "tensorrt", "reference"]
+Backend = Literal["auto", "onnxruntime", "tensorrt", "reference", "nf4"]
+_OF_DIALECT: dict[str, Backend] = {"ort": "onnxruntime", "tensorrt": "tensorrt", "nf4": "nf4"}
 GraphMode = Literal["none", "captured"]
 
 
@@ -37,8 +38,13 @@ def chosen_backend(manifest: Manifest, role: str, backend: Backend, place: str =
     ``place``: of the bundle, as its owner would type it.
     """
     dialect = manifest.model(role).dialect
-    if backend == "auto":
-        return "onnxruntime" if dialect == "ort" else "tensorrt"
+    if backend == "auto" or backend == _OF_DIALECT[dialect]:
+        return _OF_DIALECT[dialect]
+    if "nf4" in (backend, dialect):
+        raise ConfigError(
+            f"bundle {manifest.name!r} is for backend {_OF_DIALECT[dialect]}, not {backend}: use backend auto, or "
+            "export it again with the engine that you want in its recipe"
+        )
     if backend == "onnxruntime" and dialect != "ort":
         raise ConfigError(other_dialect(manifest, place))
     if backend != "onnxruntime" and dialect == "ort":
@@ -67,6 +73,10 @@ def open_engine(
     chosen = chosen_backend(manifest, role, backend, str(directory))
     if chosen == "onnxruntime":
         return OrtEngine(directory, manifest, role, settings, target if isinstance(target, OrtEngine) else None)
+    if chosen == "nf4":
+        from .torch_nf4 import Nf4Engine
+
+        return Nf4Engine(directory, manifest, role, settings)
     if chosen == "reference":
         return _reference(directory, manifest, role, settings, target)
     return _tensorrt(directory, manifest, role, settings, target, built or BuiltEngines())

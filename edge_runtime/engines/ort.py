@@ -8,15 +8,15 @@ one cached binding per slot; a step writes three small host arrays and runs.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..bundle import TARGET, TREE_ROWS, Manifest, Model
 from ..errors import ConfigError, EngineError
 from .bounds import refuse_head, refuse_path, refuse_prefix, refuse_slot, refuse_step, refuse_tokens
 from .ort_bindings import Bindings, BoundReadout
 from .ort_memory import Arrays, bind_host
+from .ort_replay import Replays
 from .ort_session import Sessions, map_table, open_sessions, refuse_missing_provider
 from .ort_settings import OrtSettings as OrtSettings
 from .protocol import EngineInfo, Floats, HeadOutput, HeadRequest, Ids, StepInput, StepOutput
@@ -61,6 +61,7 @@ class OrtEngine:
             trees=model.trees and settings.device == "cpu" and not settings.deterministic,
         )
         self._cuda = settings.device == "cuda"
+        self._replays = Replays(settings)
         self._table = {} if self._cuda else _shared_table(directory, model, settings, target)
         known = None if target is None else target._sessions
         self._sessions: Sessions = open_sessions(directory, model, settings, self._table, known)
@@ -91,12 +92,16 @@ class OrtEngine:
         arrays.ids[0, count:rows] = 0
         arrays.seqlens_k[0] = step.position + rows - 1
         arrays.total_length[0] = step.position + rows
+        replay = self._replays.get(step.slot, rows)
+        if replay is not None:
+            # A graph keeps what it read on the host: the bound on all lengths, then, and seqlens_k says the length.
+            arrays.total_length[0] = info.capacity + 1
         self._take_hidden(step.hidden, count, rows)
         biases = arrays.sight.look(step.position, rows, step.parents, arrays.position_ids)
         for run in self._bindings.forward(step.slot, rows):
             for name in run.biases:
                 bind_host(run.binding.bind_input, name, biases[name], biases[name].shape)
-            self._run(run.session, run.binding, run.small if self._cuda else None)
+            self._run(run.session, run.binding, run.pushed, replay)
         self._rows = count * info.fan_out
         hidden = arrays.hidden.host(rows * info.fan_out)[: self._rows]
         if arrays.kept is not None:
@@ -112,7 +117,7 @@ class OrtEngine:
             # The deterministic mode pads a lone head row with a neighbour.
             first, stop, pad = (first - 1, stop, 1) if first > 0 else (first, stop + 1, 0)  # row 1 is the padded one
         count = stop - first
-        self._run(self._sessions.head, self._bindings.head(first, count), None)
+        self._run(self._sessions.head, self._bindings.head(first, count), (), self._replays.get(first, count, "head"))
         self._first_logits_row = pad
         readout = self._bindings.readout(first, count)
         arrays = self._arrays
@@ -120,14 +125,13 @@ class OrtEngine:
         if request.gather_ids is not None:
             rows = head_rows(self._token_ids, request.gather_ids, self._info.vocab_size)
             arrays.gather_rows[pad : pad + len(rows), 0] = rows
-        small = {"inverse_temperature": arrays.inverse_temperature, "gather_rows": arrays.gather_rows[:count]}
-        self._run(self._sessions.readout, readout.binding, small if self._cuda else None)
+        self._run(self._sessions.readout, readout.binding, ("inverse_temperature", "gather_rows"))
         self._last_readout = readout
         return readout.cut(pad, request.stop - request.first, request.gather_ids is not None)
 
     def logits(self, row: int) -> Floats:
         index = self._first_logits_row + row
-        logits: Floats = self._arrays.logits.host(index + 1)[index]
+        logits: Floats = self._arrays.logits.host(1, index)[0]
         readout = self._last_readout
         if readout is not None and readout.rescored_rows is not None and readout.rescored_logits is not None:
             logits = logits.copy()
@@ -175,19 +179,25 @@ class OrtEngine:
         place[0, count:rows] = 0.0
 
     def _run(
-        self, session: onnxruntime.InferenceSession, binding: onnxruntime.IOBinding, small: Mapping[str, Any] | None
+        self,
+        session: onnxruntime.InferenceSession,
+        binding: onnxruntime.IOBinding,
+        pushed: tuple[str, ...],
+        options: onnxruntime.RunOptions | None = None,
     ) -> None:
+        if self._cuda:
+            for name in pushed:
+                self._arrays.push(name)
         try:
-            if small is not None:
-                for name, array in small.items():
-                    binding.bind_cpu_input(name, array)
-            session.run_with_iobinding(binding)
+            session.run_with_iobinding(binding, options)
         except Exception as problem:  # onnxruntime raises its own classes, unrelated to each other
             raise EngineError(f"onnxruntime: {str(problem).splitlines()[0]}") from problem
 
 
 def other_dialect(manifest: Manifest, place: str) -> str:
-    """What is said of a bundle whose graphs are for TensorRT, where there is no engine of its own yet."""
+    """What is said of a bundle whose graphs are for TensorRT, where there is no engine of its own yet, or are none."""
+    if manifest.model(TARGET).dialect == "nf4":
+        return f"bundle {manifest.name!r} is for torch and bitsandbytes (backend nf4), not for ONNX Runtime"
     return (
         f"bundle {manifest.name!r} holds graphs for TensorRT: `edge-runtime build {place}` makes an engine of them on "
         "the board; backend reference tries them on this CPU, slowly"

@@ -43,8 +43,8 @@ class BoundRun:
 
     session: onnxruntime.InferenceSession
     binding: onnxruntime.IOBinding
-    small: dict[str, NDArray[np.generic]]
-    """Its inputs on the host, which onnxruntime copies to a device when they are bound, not when it runs."""
+    pushed: tuple[str, ...]
+    """Inputs that the host writes: on a device, what is bound is their twin."""
     biases: tuple[str, ...] = ()
     """Inputs whose shape changes with every step."""
 
@@ -96,7 +96,7 @@ class Bindings:
         assert arrays.per_layer is not None  # it goes with a lookup
         bind_host(binding.bind_input, "input_ids", arrays.ids, (1, rows))
         bind_host(binding.bind_output, "per_layer", arrays.per_layer, (1, rows, arrays.per_layer.shape[2]))
-        return BoundRun(session, binding, {})
+        return BoundRun(session, binding, ())
 
     def _small_inputs(self, rows: int) -> dict[str, NDArray[np.generic]]:
         arrays = self._arrays
@@ -117,7 +117,7 @@ class Bindings:
         inputs, outputs = self._names(graph, "in"), self._names(graph, "out")
         small = {name: array for name, array in self._small_inputs(rows).items() if name in inputs}
         for name, array in small.items():
-            bind_host(binding.bind_input, name, array, array.shape)
+            self._bind_small(binding, name, array)
         for i, pair in enumerate(arrays.cache[slot]):
             for part, cache in zip(("key", "value"), pair, strict=True):
                 if f"past_{part}_{i}" in inputs:
@@ -134,7 +134,15 @@ class Bindings:
             arrays.hidden.bind(binding.bind_output, "hidden", (1, rows * model.fan_out, model.hidden_size))
             if self.feeds and arrays.feed is not None:
                 arrays.feed.bind(binding.bind_output, "feed", (1, rows, *arrays.feed.shape[1:]))
-        return BoundRun(session, binding, small, tuple(sorted(name for name in inputs if "attention_bias" in name)))
+        biases = tuple(sorted(name for name in inputs if "attention_bias" in name))
+        return BoundRun(session, binding, tuple(small), biases)
+
+    def _bind_small(self, binding: onnxruntime.IOBinding, name: str, array: NDArray[np.generic]) -> None:
+        twin = self._arrays.twins.get(name)
+        if twin is None:
+            bind_host(binding.bind_input, name, array, array.shape)
+        else:
+            twin.bind(binding.bind_input, name, array.shape)
 
     def _bind_head(self, first: int, count: int) -> onnxruntime.IOBinding:
         arrays, model = self._arrays, self._model
@@ -147,8 +155,8 @@ class Bindings:
         arrays, model = self._arrays, self._model
         binding = self._sessions.readout.io_binding()
         arrays.logits.bind(binding.bind_input, "logits", (count, model.head_rows))
-        bind_host(binding.bind_input, "inverse_temperature", arrays.inverse_temperature, ())
-        bind_host(binding.bind_input, "gather_rows", arrays.gather_rows, (count, 1))
+        self._bind_small(binding, "inverse_temperature", arrays.inverse_temperature)
+        self._bind_small(binding, "gather_rows", arrays.gather_rows[:count])
         output = HeadOutput(
             argmax=np.zeros(count, np.int64),
             candidate_ids=np.zeros((count, model.candidates), np.int64),

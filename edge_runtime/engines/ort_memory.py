@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ from numpy.typing import NDArray
 from ..bundle import Model
 from ..errors import EngineError
 from ..resident import give_pages_back
+from .ort_cuda import device_copies
 from .ort_settings import OrtSettings
 from .ort_sight import Sight
 from .protocol import Floats
@@ -34,23 +37,32 @@ class Buffer:
 
             self._value = onnxruntime.OrtValue.ortvalue_from_shape_and_type(list(shape), dtype, device, 0)
             self._address = self._value.data_ptr()
+            # What lies there may be anything, and zero times that is not always zero.
+            self.push(np.zeros(shape, dtype))
 
     def bind(self, bind: Any, name: str, shape: tuple[int, ...], first_row: int = 0) -> None:
         row_bytes = int(np.prod(self.shape[1:], dtype=np.int64)) * np.dtype(self._dtype).itemsize
         bind(name, self._device, 0, self._dtype, list(shape), self._address + first_row * row_bytes)
 
-    def take_positions(self, other: Buffer, count: int) -> None:
-        """The first ``count`` of [1, heads, positions, dim] from a buffer of the same shape.
+    def push(self, array: NDArray[Any]) -> None:
+        """All of it from the host, to where it is bound already."""
+        with _told():
+            self._value.update_inplace(array)
 
-        On a device all of them, through the host: onnxruntime hands out no part of what it owns there.
-        """
+    def take_positions(self, other: Buffer, count: int) -> None:
+        """The first ``count`` of [1, heads, positions, dim] from a buffer of the same shape."""
         if self._host is not None and other._host is not None:
             self._host[:, :, :count] = other._host[:, :, :count]
             return
-        try:
+        copies = device_copies()
+        if copies is not None:
+            _, heads, positions, dim = self.shape
+            row = dim * np.dtype(self._dtype).itemsize
+            copies.lines(other._address, self._address, positions * row, count * row, heads)
+            return
+        # All of them, through the host: onnxruntime hands out no part of what it owns there.
+        with _told():
             self._value.update_inplace(other._value.numpy())
-        except Exception as problem:  # onnxruntime raises its own classes, unrelated to each other
-            raise EngineError(f"onnxruntime: {str(problem).splitlines()[0]}") from problem
 
     def move_positions(self, sources: NDArray[np.int64], position: int) -> None:
         """Entries ``sources`` [n] of [1, heads, positions, dim] to ``position`` on; only where the host sees them."""
@@ -62,12 +74,26 @@ class Buffer:
         if self._host is not None:
             give_pages_back(self._host)
 
-    def host(self, rows: int) -> NDArray[Any]:
-        """The first rows: a view on the CPU, a copy from a device."""
+    def host(self, rows: int, first: int = 0) -> NDArray[Any]:
+        """``rows`` of it from the ``first`` on: a view on the CPU, a copy of these alone from a device."""
         if self._host is not None:
-            return self._host[:rows]
-        copied: NDArray[Any] = self._value.numpy()
-        return copied[:rows]
+            return self._host[first : first + rows]
+        copies = device_copies()
+        if copies is None:
+            with _told():
+                whole: NDArray[Any] = self._value.numpy()
+            return whole[first : first + rows]
+        part = np.empty((rows, *self.shape[1:]), self._dtype)
+        copies.to_host(self._address + first * part[:1].nbytes, part)
+        return part
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except Exception as problem:  # onnxruntime raises its own classes, unrelated to each other
+        raise EngineError(f"onnxruntime: {str(problem).splitlines()[0]}") from problem
 
 
 KvPair = tuple[Buffer, Buffer]
@@ -97,6 +123,8 @@ class Arrays:
         if model.hidden_input is not None:
             self.hidden_in = np.zeros((1, rows, model.hidden_input), np.float32)
             self.feed = Buffer((rows, model.hidden_input), np.float32, device)
+        self.twins = _twins(self._small(), device)
+        """Where the device reads what the host writes before a run, at addresses that stay; none on a CPU."""
         self.carried = {
             one.name: Buffer((rows, model.hidden_size), np.float32, device)
             for one in model.io
@@ -108,6 +136,24 @@ class Arrays:
         if settings.keeps_hidden:
             self.kept = _zeros((settings.slots, settings.capacity, model.hidden_size), np.float32, settings.cache)
         self.cache = _own_cache(model, settings) if model.shares is None else _shared_cache(model.shares, target)
+
+    def _small(self) -> dict[str, NDArray[Any] | None]:
+        """By the inputs' names. Not the total length, which the attention reads on the host."""
+        return {
+            "input_ids": self.ids,
+            "seqlens_k": self.seqlens_k,
+            "position_ids": self.position_ids,
+            "hidden_in": self.hidden_in,
+            "per_layer": self.per_layer,
+            "inverse_temperature": self.inverse_temperature,
+            "gather_rows": self.gather_rows,
+        }
+
+    def push(self, name: str) -> None:
+        """What the host has written of an input goes to its twin, if it has one."""
+        twin, array = self.twins.get(name), self._small().get(name)
+        if twin is not None and array is not None:
+            twin.push(array)
 
     def copy_prefix(self, source: int, target: int, count: int) -> None:
         for held, copies in zip(self.cache[source], self.cache[target], strict=True):
@@ -130,6 +176,12 @@ class Arrays:
                 cache.move_positions(sources, position)
         if self.kept is not None:
             self.kept[slot, position : position + len(rows)] = self.kept[slot, sources]
+
+
+def _twins(small: dict[str, NDArray[Any] | None], device: str) -> dict[str, Buffer]:
+    if device == "cpu":
+        return {}
+    return {name: Buffer(one.shape, one.dtype.type, device) for name, one in small.items() if one is not None}
 
 
 def _zeros(shape: tuple[int, ...], dtype: type[Any], paid: str) -> NDArray[Any]:

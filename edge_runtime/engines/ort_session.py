@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -43,18 +44,23 @@ def open_sessions(
     narrow = model.narrow if settings.device == "cpu" and looks_one_further() else {}
 
     def session(
-        name: str, where: OrtSettings = settings, shared: Mapping[str, onnxruntime.OrtValue] | None = None
+        name: str,
+        where: OrtSettings = settings,
+        shared: Mapping[str, onnxruntime.OrtValue] | None = None,
+        replayed: bool = False,
     ) -> onnxruntime.InferenceSession:
         name = narrow.get(name, name)
         found = None if target is None else target.by_file.get(name)
-        by_file[name] = found if found is not None else make_session(directory / name, where, shared)
-        return by_file[name]
+        if found is None:
+            found = make_session(directory / name, where, shared, replayed=replayed)
+        by_file[name] = found
+        return found
 
     screen = model.screen if settings.head == "screened" else None
     # The head first: its table is the largest mapping, and peak memory is what sinks an 8 GB board.
-    head = session(screen.head if screen else model.head)
-    stem = None if model.stem is None else session(model.stem, shared=table)
-    body = session(model.body, shared=table)
+    head = session(screen.head if screen else model.head, replayed=True)
+    stem = None if model.stem is None else session(model.stem, shared=table, replayed=True)
+    body = session(model.body, shared=table, replayed=True)
     readout = session(screen.readout if screen else model.readout, shared=table if screen else {})
     # What is only looked up stays on the host, whatever the device.
     lookup = None if model.lookup is None else session(model.lookup.graph, replace(settings, device="cpu"))
@@ -101,8 +107,11 @@ def make_session(
     settings: OrtSettings,
     shared: Mapping[str, onnxruntime.OrtValue] | None = None,
     entries: Mapping[str, str] | None = None,
+    *,
+    replayed: bool = False,
 ) -> onnxruntime.InferenceSession:
-    """``entries``: of onnxruntime's session configuration."""
+    """``entries``: of onnxruntime's session configuration. ``replayed``: its runs may be captured as CUDA graphs, where
+    the settings want that."""
     import onnxruntime
 
     provider = _PROVIDERS[settings.device]
@@ -117,12 +126,51 @@ def make_session(
         options.add_session_config_entry(key, entry)
     for name, value in (shared or {}).items():
         options.add_initializer(name, value)
-    provider_options: dict[str, Any] = {}
+    provider_options: dict[str, str] = {}
     if settings.device == "cuda":
-        provider_options["arena_extend_strategy"] = "kSameAsRequested"
-        if settings.gpu_memory_bytes is not None:
-            provider_options["gpu_mem_limit"] = settings.gpu_memory_bytes
+        _prepare_cuda(options, settings)
+        provider_options = cuda_options(settings, replayed)
     try:
-        return onnxruntime.InferenceSession(str(path), options, providers=[(provider, provider_options)])
+        # With its own fallback onnxruntime prints a note when a provider fails, and goes on without it.
+        session = onnxruntime.InferenceSession(
+            str(path), options, providers=[(provider, provider_options)], enable_fallback=0
+        )
     except Exception as problem:  # onnxruntime raises its own classes, unrelated to each other
-        raise BundleError(f"{path} does not load: {str(problem).splitlines()[0]}") from problem
+        first = str(problem).splitlines()[0]
+        if settings.device == "cuda" and "CPU EP" in first:
+            raise ConfigError(
+                f"{path}: a part of it has no CUDA kernel in onnxruntime {onnxruntime.__version__}; "
+                "engine.cpu_fallback: true (--cpu-fallback) lets that part run on the processor, slowly"
+            ) from problem
+        raise BundleError(f"{path} does not load: {first}") from problem
+    if provider not in session.get_providers():
+        # A provider whose libraries are missing is left out with a line in the log.
+        raise ConfigError(
+            f"device {settings.device!r}: onnxruntime has {provider} but could not start it: its CUDA or cuDNN is "
+            "missing or another one"
+        )
+    return session
+
+
+def _prepare_cuda(options: onnxruntime.SessionOptions, settings: OrtSettings) -> None:
+    # Products of several rows by tensor cores on the 4-bit weights as they are; else a verification expands all of
+    # them first, and costs several plain steps. Earlier versions know the variable alone.
+    options.add_session_config_entry("ep.cuda.fpa_intb_gemm", "1")
+    os.environ.setdefault("ORT_FPA_INTB_GEMM", "1")
+    # Weights outside the arena: what it has once held, it keeps, and unpacked weights would be among that.
+    options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
+    if not settings.cpu_fallback:
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+
+
+def cuda_options(settings: OrtSettings, replayed: bool) -> dict[str, str]:
+    """Of onnxruntime's CUDA provider."""
+    # As much as was asked for: the next power of two is half a board.
+    options = {"arena_extend_strategy": "kSameAsRequested"}
+    if settings.gpu_memory_bytes is not None:
+        options["gpu_mem_limit"] = str(settings.gpu_memory_bytes)
+    if settings.gpu_stream is not None:
+        options["user_compute_stream"] = str(settings.gpu_stream)
+    if settings.cuda_graph and replayed:
+        options["enable_cuda_graph"] = "1"
+    return options

@@ -25,6 +25,12 @@ class OrtSettings:
     """Screened: the coarse table first, where the bundle has one (see ``bundle.Screen``)."""
     device: Literal["cpu", "cuda"] = "cpu"
     gpu_memory_bytes: int | None = None
-    """Cap of the CUDA arena."""
+    """Most that the CUDA arena of a session may hold: activations, since weights and caches lie outside it."""
+    cpu_fallback: bool = False
+    """Whether what has no CUDA kernel may run on the processor; else it is an error at load."""
+    cuda_graph: bool = False
+    """Replay bodies and heads of few rows as CUDA graphs, one for each shape."""
+    gpu_stream: int | None = None
+    """Address of a ``cudaStream_t`` for all sessions; ``None``: each has its own."""
     keeps_hidden: bool = False
     """Keep the hidden row behind each cache entry, for a drafter that reads them: hidden_size floats a token."""

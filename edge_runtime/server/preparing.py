@@ -51,6 +51,7 @@ def settings_of(engine: EngineConfig) -> LoadSettings:
         backend=engine.backend,
         engines=None if engine.engines is None else Path(engine.engines),
         cuda_graphs=engine.cuda_graphs,
+        cpu_fallback=engine.cpu_fallback,
     )
 
 
@@ -106,7 +107,8 @@ def prepare(config: Config, beside: int = 0) -> Model:
     room = machine_room(config.budget)
     if room is not None:
         refuse_beyond(read_manifest(Path(config.bundle)), config, room, beside)
-    loaded = load_bundle(Path(config.bundle), settings_of(config.engine))
+    most = config.budget.memory_bytes if room is None else room.allowed
+    loaded = load_bundle(Path(config.bundle), replace(settings_of(config.engine), memory_bytes=most))
     try:
         # Ahead of all that is smaller, which then fits into what this has left.
         _run_widest(loaded.target, loaded.target.info.max_rows, loaded.max_head_rows)

@@ -2,6 +2,7 @@
 
     pytest tests/conformance                                     every engine that can run here, on tiny random models
     pytest tests/conformance --engine tensorrt --bundle DIR      one engine, on a bundle of yours
+    pytest tests/conformance --engine ort --bundle DIR --device cuda
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def bundles(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Bundles:
-    return Bundles(tmp_path_factory.mktemp("conformance"), owned_bundle(pytestconfig))
+    device = pytestconfig.getoption("device")
+    return Bundles(tmp_path_factory.mktemp("conformance"), owned_bundle(pytestconfig), device)
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from fake_delta import fake_delta
@@ -65,6 +65,8 @@ class Bundles:
 
     place: Path
     owned: Path | None = None
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Of the owner's bundle."""
     made: dict[tuple[Any, ...], tuple[Path, Manifest]] = field(default_factory=dict)
 
     def tiny(self, family: str, **recipe: Any) -> tuple[Path, Manifest]:
@@ -113,10 +115,8 @@ def cases(engine: str, owned: Path | None) -> list[Case]:
 
 def runs_here(engine: str, owned: Path | None) -> bool:
     """Whether what it needs is installed; nothing is imported for that."""
-    if owned is not None and engine in ("ort", "reference", "tensorrt"):
-        wanted = "ort" if read_manifest(owned).models["target"].dialect == "ort" else "tensorrt"
-        if (engine == "ort") != (wanted == "ort"):
-            return False
+    if owned is not None and read_manifest(owned).models["target"].dialect != _DIALECTS.get(engine):
+        return engine in _FAKES
     modules = {"nf4": ("torch", "transformers", "bitsandbytes"), "tensorrt": ("tensorrt",)}.get(engine, ())
     return all(importlib.util.find_spec(name) is not None for name in modules) and bool(cases(engine, owned))
 
@@ -156,14 +156,18 @@ def _of_bundle(engine: str, owned: Path) -> Case:
     def opened(bundles: Bundles, wanted: Wanted) -> Engine:
         capacity = min(256, bundles.manifest.model("target").max_context)
         given = Wanted(wanted.slots, capacity, wanted.max_rows, wanted.head_rows, wanted.keeps_hidden)
-        return open_engine(owned, bundles.manifest, "target", _BACKENDS[engine], _settings(given, 0))
+        settings = _settings(given, 0, device=bundles.device)
+        return open_engine(owned, bundles.manifest, "target", _BACKENDS[engine], settings)
 
     model = read_manifest(owned).model("target")
     tolerance = BYTES if model.accuracy_level == 4 else FLOAT32 if model.kv_dtype == "float32" else HALF
     return Case(engine, owned.name, tolerance, opened, owned=True)
 
 
-_BACKENDS: dict[str, Backend] = {"ort": "onnxruntime", "reference": "reference", "tensorrt": "tensorrt"}
+_BACKENDS: dict[str, Backend] = {
+    "ort": "onnxruntime", "reference": "reference", "tensorrt": "tensorrt", "nf4": "nf4",
+}  # fmt: skip
+_DIALECTS = {"ort": "ort", "reference": "tensorrt", "tensorrt": "tensorrt", "nf4": "nf4"}
 _REDUCED = np.arange(0, 64, 2)
 _FAKES: dict[str, list[Case]] = {
     "fake": [
@@ -202,7 +206,7 @@ def _reference_cases() -> list[Case]:
 
 
 def _nf4_cases() -> list[Case]:
-    return []
+    return [Case("nf4", family, FOUR_BITS, _tiny("nf4", family, {"engine": "nf4"})) for family in FAMILIES]
 
 
 def _tensorrt_cases() -> list[Case]:
