@@ -84,7 +84,8 @@ def board_config_text(board: str, user: str) -> str:
 def check_user(name: str) -> str:
     """Raises ``ConfigError`` for what is no name of a user, and for root."""
     if not re.fullmatch(r"[a-z_][a-z0-9_-]*", name) or len(name) > _LONGEST_NAME:
-        raise ConfigError(f"--user: {name!r} is no name of a user: at most {_LONGEST_NAME} small letters, digits, - and _")
+        wanted = f"small letters, digits, - and _, {_LONGEST_NAME} at most"
+        raise ConfigError(f"--user: {name!r} is no name of a user: {wanted}")
     if name == "root":
         raise ConfigError("--user: the daemon does not run as root; leave it out, and a user is made")
     return name
