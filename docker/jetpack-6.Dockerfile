@@ -38,9 +38,9 @@ LABEL org.opencontainers.image.title="edge-runtime for JetPack 6.2" \
       org.opencontainers.image.licenses="Apache-2.0"
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 # It cannot be imported here: parts of it are mounted by the nvidia runtime when a container starts.
-RUN python3 -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("tensorrt") is None)' \
-    && dpkg-query --show --showformat='${Version}' libnvinfer10 | grep --quiet '^10[.]3[.]' \
-    || { echo "the base image has no TensorRT 10.3 with its Python package" >&2; exit 1; }
+RUN if ! { python3 -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("tensorrt") is None)' \
+         && dpkg-query --show --showformat='${Version}' libnvinfer10 | grep --quiet '^10[.]3[.]'; }; then \
+       echo "the base image has no TensorRT 10.3 with its Python package" >&2; exit 1; fi
 # The numbers of the host's edge-runtime, so that both mean the same by the owner of a socket (docker/env.sh).
 ARG EDGE_UID=10001
 ARG EDGE_GID=10001
