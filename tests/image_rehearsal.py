@@ -168,7 +168,8 @@ class Rehearsal:
                 inside.mkdir(parents=True, exist_ok=True)
                 run("mount", "--bind", str(place), str(inside))
             for one in above[1:-1]:
-                (image.place / str(one).lstrip("/")).chmod(0o755)
+                outer = image.place / str(one).lstrip("/")
+                outer.chmod(outer.stat().st_mode | 0o055)
 
     def _do(self, image: Image, command: dockerfile.Command) -> None:
         kind, value = command.cmd.upper(), tuple(command.value)

@@ -281,7 +281,7 @@ def test_a_record_that_is_none_of_ours(board: Path) -> None:
 def test_without_systemd_or_root_one_line_and_code_2(
     monkeypatch: pytest.MonkeyPatch, board: Path, tmp_path: Path
 ) -> None:
-    def all_is_well(*_: object) -> str:
+    def all_is_well(*_: object, **__: object) -> str:
         return "/opt/edge-runtime/bin/edge-runtime"
 
     monkeypatch.setattr(install_service, "_program", all_is_well)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
@@ -16,10 +17,9 @@ from ..errors import ConfigError
 from ..files import read_text_at_most
 from ..parameters import Place, Word
 from ..service.machine import Machine, record_text, run_command
-from ..service.steps import RECORD, Keep, Make, Note, Record, Remove, Run, Step, Write, commands, install
+from ..service.steps import RECORD, Keep, Make, Note, Record, Remove, Run, Step, Write, commands, install, is_edited
 from ..service.units import (
     CONFIG,
-    PACKAGED,
     USER,
     WANTED_GROUPS,
     Setup,
@@ -34,10 +34,25 @@ from ..telemetry.identity import identify
 
 _MOST_BYTES = 1 << 20
 _SYSTEMD_RUNS = Path("/run/systemd/system")
-_VERBS = {Make: "make", Write: "write", Keep: "keep", Remove: "remove"}
+_ELSEWHERE = "install it into /opt/edge-runtime (systemd/README.md says how), or name its place with --prefix"
+_VERBS: dict[type[Step], str] = {Make: "make", Write: "write", Keep: "keep", Remove: "remove"}
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-def tree_options(function: click.decorators.FC) -> click.decorators.FC:
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """A configuration."""
+
+    source: Path
+    """The file that says it."""
+    text: str | None
+    """What is to stand in ``CONFIG``; ``None``: what stands there."""
+    ours: bool = False
+    """Out of the package, with the user of this service put in."""
+
+
+def tree_options(function: F) -> F:
     """Those that installing and uninstalling share."""
     dry = click.option("--dry-run", is_flag=True, help="Show every file and command, and change nothing.")
     root = click.option("--root", metavar="DIR", type=Place(exists=True, file_okay=False), default=Path("/"),
@@ -73,25 +88,29 @@ def install_service(root: Path, dry_run: bool, prefix: Path | None, config_path:
     """Install the daemon as a service of systemd: units, user, directories, configuration.
 
     Again is harmless: what is as it is to be, or was edited since, stays. `edge-runtime uninstall-service` undoes it.
+
+    Exit code 0: it is installed; 1: a file or a command failed, and which; 2: something that was given is wrong, or there
+    is no systemd or no right to it.
     """
-    machine, live = Machine(root), root == Path("/")
+    machine, live = Machine(root), root.samefile("/")
     check_user(user)
-    program = _program(machine, prefix)
+    program = _program(machine, prefix, live=live)
+    before = machine.record() or Record()
     chosen = _configuration(machine, config_path, user)
-    config = _checked(machine, chosen, user)
+    config = _checked(machine, chosen, before, user)
     allow_changes(live=live, dry_run=dry_run)
     groups = machine.groups(WANTED_GROUPS)
     setup = Setup(program, user, groups, config.drain_s, config.server.tcp is not None, chosen.text)
-    before = machine.record() or Record()
     steps, record = install(files_of(setup), machine.read, machine.is_directory, before)
     if record != before or machine.read(RECORD) is None:
         # First of the files: what is half done can be undone.
-        made = [step for step in steps if isinstance(step, Make)]
-        steps = (*made, Write(RECORD, record_text(record)), *(step for step in steps if step not in made))
-    # Of a tree nobody knows what was done to the machine that starts from it.
-    done = (Write, Remove) if live else (Write, Remove, Keep)
-    changed = {step.path for step in steps if isinstance(step, done) and step.path != RECORD}
-    bundle = config.bundle if not machine.place(f"{config.bundle}/bundle.json").is_file() else None
+        made = tuple(step for step in steps if isinstance(step, Make))
+        steps = (*made, Write(RECORD, record_text(record)), *(step for step in steps if not isinstance(step, Make)))
+    changed = {step.path for step in steps if isinstance(step, Write | Remove) and step.path != RECORD}
+    if not live:
+        # Nobody knows what was done to the machine that starts from a tree.
+        changed |= {step.path for step in steps if isinstance(step, Keep)}
+    bundle = None if machine.place(f"{config.bundle}/bundle.json").is_file() else config.bundle
     carry_out(machine, (*steps, *commands(changed, bundle), *_farewell(user)), live=live, dry_run=dry_run)
 
 
@@ -122,28 +141,18 @@ def carry_out(machine: Machine, steps: Iterable[Step], *, live: bool, dry_run: b
             machine.do(step, run_command)
 
 
-def _program(machine: Machine, prefix: Path | None) -> str:
+def _program(machine: Machine, prefix: Path | None, *, live: bool) -> str:
     """Path of the command on the machine. Raises ``ConfigError``."""
-    place = Path(sysconfig.get_path("scripts")) if prefix is None else Path("/") / prefix / "bin"
-    program = str(place / "edge-runtime")
+    folder = Path(sysconfig.get_path("scripts")) if prefix is None else Path("/") / prefix / "bin"
+    program, python = str(folder / "edge-runtime"), str(folder / "python3")
     check_program(program)
-    elsewhere = "into /opt/edge-runtime as README says, or name the place with --prefix"
     if not machine.place(program).is_file():
-        raise ConfigError(f"there is no program {machine.place(program)}: install it {elsewhere}")
-    python = machine.place(str(place / "python3"))
-    for seen in (program, str(python.resolve())) if machine.root == Path("/") and python.exists() else (program,):
-        check_seen(seen, "program", elsewhere)
+        raise ConfigError(f"there is no program {machine.place(program)}: {_ELSEWHERE}")
+    check_seen(program, "program", _ELSEWHERE)
+    # An environment's Python is a link, which may lead into somebody's home.
+    if live and Path(python).exists():
+        check_seen(str(Path(python).resolve()), f"the Python of {program},", _ELSEWHERE)
     return program
-
-
-@dataclass(frozen=True, slots=True)
-class _Chosen:
-    """A configuration."""
-
-    source: Path
-    """The file that says it."""
-    text: str | None
-    """What is to stand in ``CONFIG``; ``None``: what stands there."""
 
 
 def _configuration(machine: Machine, given: Path | None, user: str) -> _Chosen:
@@ -156,40 +165,44 @@ def _configuration(machine: Machine, given: Path | None, user: str) -> _Chosen:
     if board is None:
         fix = "give --config FILE; configs/ among the sources has some to start from"
         raise ConfigError(f"no board is known here whose configuration could be taken: {fix}")
-    return _Chosen(board_config(board.name), board_config_text(board.name, user))
+    return _Chosen(board_config(board.name), board_config_text(board.name, user), ours=True)
 
 
-def _checked(machine: Machine, chosen: _Chosen, user: str) -> Config:
+def _checked(machine: Machine, chosen: _Chosen, record: Record, user: str) -> Config:
     """What the service will read. Raises ``ConfigError`` for what a service cannot do."""
+    config = _checked_file(chosen.source, user, ours=chosen.ours)
+    there = machine.read(CONFIG)
     # An edited one stays, whatever was given.
-    source = chosen.source if machine.read(CONFIG) is None else machine.place(CONFIG)
-    for place in {chosen.source: None, source: None}:
-        config, where = read_config(place), f"config {place}"
-        ours = chosen.text is not None and place == chosen.source and place.is_relative_to(PACKAGED)
-        if config.server.socket != DEFAULT_SOCKET:
-            raise ConfigError(f"{where}: server.socket must be {DEFAULT_SOCKET}, where the socket unit listens")
-        if config.server.group not in (None, user) and not ours:
-            raise ConfigError(f"{where}: server.group must be {user!r}, the group of the service, or be left out")
-        _check_paths(place, config, where)
+    if there is not None and there != chosen.text and is_edited(CONFIG, there, record):
+        config = _checked_file(machine.place(CONFIG), user, ours=False)
     return config
 
 
-def _check_paths(place: Path, config: Config, where: str) -> None:
-    """Raises ``ConfigError`` for a relative one, which would be another behind the copy, and for what is hidden."""
+def _checked_file(place: Path, user: str, *, ours: bool) -> Config:
+    """Raises ``ConfigError``."""
+    config, where = read_config(place), f"config {place}"
+    if config.server.socket != DEFAULT_SOCKET:
+        raise ConfigError(f"{where}: server.socket must be {DEFAULT_SOCKET}, where the socket unit listens")
+    if config.server.group not in (None, user) and not ours:
+        raise ConfigError(f"{where}: server.group must be {user!r}, the group of the service, or be left out")
+    for name, said, path in _paths(place, config):
+        # The copy lies elsewhere.
+        if not said.startswith("/"):
+            raise ConfigError(f"{where}: {name} must be an absolute path, for the file will be {CONFIG}: {path}")
+        check_seen(path, f"{where}: {name}", "put it below /var/lib/edge-runtime")
+    return config
+
+
+def _paths(place: Path, config: Config) -> Iterator[tuple[str, str, str]]:
+    """(key, as it is written, as it is read) of what names a place."""
     import yaml
 
     data = yaml.safe_load(read_text_at_most(place, _MOST_BYTES, "config "))
-    said = {"bundle": data.get("bundle"), "budget.recording": (data.get("budget") or {}).get("recording")}
-    for name, path in (("bundle", config.bundle), ("budget.recording", config.budget.recording)):
-        if path is None:
-            continue
-        if not str(said[name]).startswith("/"):
-            raise ConfigError(f"{where}: {name} must be an absolute path, for the file will be {CONFIG}: {path}")
-        check_seen(path, f"{where}: {name}", "below /var/lib/edge-runtime")
+    yield "bundle", data["bundle"], config.bundle
+    if config.budget.recording is not None:
+        yield "budget.recording", data["budget"]["recording"], config.budget.recording
 
 
-def _farewell(user: str) -> Sequence[Step]:
-    return (
-        Note(f"who may use it: sudo usermod -aG {user} NAME, then NAME logs in again"),
-        Note(f"how it is: systemctl status edge-runtime; edge-runtime doctor --config {CONFIG}"),
-    )
+def _farewell(user: str) -> Iterator[Step]:
+    yield Note(f"who may use it: sudo usermod -aG {user} NAME, then NAME logs in again")
+    yield Note(f"how it is: systemctl status edge-runtime; edge-runtime doctor --config {CONFIG}")

@@ -18,7 +18,7 @@ def uninstall_service(root: Path, dry_run: bool) -> None:
 
     What was edited since stays, and is named; so do the user, the program and the bundle.
     """
-    machine, live = Machine(root), root == Path("/")
+    machine, live = Machine(root), root.samefile("/")
     record = machine.record()
     if record is None:
         click.echo("nothing to remove: no service was installed from here")

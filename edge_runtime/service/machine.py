@@ -10,13 +10,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from ..errors import ConfigError, EdgeError, why
 from ..files import read_text_at_most
-from .steps import RECORD, Keep, Make, Note, Record, Remove, Run, Step, Write, digest
+from .steps import RECORD, Keep, Make, Note, Record, Remove, Run, Step, Write
 
 _MOST_BYTES = 1 << 20
 _FILE_MODE, _DIRECTORY_MODE = 0o644, 0o755
@@ -94,13 +93,8 @@ def run_command(argv: Sequence[str]) -> None:
     except subprocess.TimeoutExpired:
         raise EdgeError(f"{command}: no end after {_PATIENCE_S:g} s") from None
     if done.returncode:
-        said: Any = (done.stderr or done.stdout).strip() or f"exit code {done.returncode}"
+        said = (done.stderr or done.stdout).strip() or f"exit code {done.returncode}"
         raise EdgeError(f"{command}: {said}")
-
-
-def unedited(machine: Machine, path: str, record: Record) -> bool:
-    text = machine.read(path)
-    return text is not None and record.files.get(path) == digest(text)
 
 
 def _replace(place: Path, text: str) -> None:

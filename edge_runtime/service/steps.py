@@ -124,6 +124,11 @@ def uninstall(read: Reader, record: Record) -> tuple[Step, ...]:
     return tuple(steps)
 
 
+def is_edited(path: str, there: str, record: Record) -> bool:
+    """Whether a file is another than the one that was written, or was never written from here."""
+    return record.files.get(path) != digest(there)
+
+
 def digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 

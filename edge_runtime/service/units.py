@@ -91,12 +91,12 @@ def check_user(name: str) -> str:
     return name
 
 
-def check_seen(path: str, what: str, place: str) -> None:
-    """Raises ``ConfigError`` where the service would not see ``path``. ``place``: where it can be instead."""
+def check_seen(path: str, what: str, fix: str) -> None:
+    """Raises ``ConfigError`` where the service would not see ``path``."""
     plain = PurePosixPath(path)
     for hidden in _HIDDEN:
         if plain.is_relative_to(hidden):
-            raise ConfigError(f"{what} {path} lies below {hidden}, which the service does not see: put it {place}")
+            raise ConfigError(f"{what} {path} lies below {hidden}, which the service does not see: {fix}")
 
 
 def check_program(path: str) -> None:
