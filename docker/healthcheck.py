@@ -1,4 +1,4 @@
-"""Exit code 0 where the daemon behind the socket is ready. Knows no package: it runs twice a minute on a small board."""
+"""Exit code 0 where the daemon behind the socket is ready. Knows no package: it runs twice a minute on small boards."""
 
 import socket
 import sys

@@ -1,5 +1,5 @@
-"""The steps of a Dockerfile without a container engine: done in this machine's own file system, under an overlay in memory
-that is thrown away. What the image would start is started, read-only and as its user, and asked for an answer.
+"""The steps of a Dockerfile without a container engine: done in this machine's own file system, under an overlay in
+memory that is thrown away. What the image would start is started, read-only and as its user, and asked for an answer.
 
 By hand, as root, with a Python of the image's version, pip's downloads included:
 
@@ -181,7 +181,7 @@ class Rehearsal:
         elif kind == "ARG":
             image.arguments.update(part.split("=", 1) for part in value)
         elif kind == "ENV":
-            named = zip(value[0::3], value[1::3], strict=True)
+            named = zip(value[0::2], value[1::2], strict=True)
             image.environment.update({name: expanded(text.strip('"'), variables) for name, text in named})
         elif kind == "WORKDIR":
             image.folder = value[0]
@@ -214,7 +214,8 @@ class Rehearsal:
             text = text.replace(" -m venv ", " -m venv --without-pip ")
         print(f"RUN {shown}", flush=True)
         start_s = time.monotonic()
-        done = subprocess.run(image.argv(*image.shell, text), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        argv = image.argv(*image.shell, text)
+        done = subprocess.run(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         if done.returncode:
             sys.exit(f"{shown}: exit code {done.returncode}\n{done.stderr}")
         if self._offline and " -m venv " in text:

@@ -1,7 +1,8 @@
-"""docker/: what linters, a schema and rules of our own say of the files, and the steps of an image done without an engine."""
+"""docker/: what a linter, a schema and rules of our own say of it, and the steps of an image done without an engine."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,11 @@ def test_hadolint_has_nothing_to_say() -> None:
 
 @pytest.mark.parametrize(
     ("step", "rule"),
-    [("FROM debian", "DL3006"), ("FROM debian:12\nRUN sudo true", "DL3004"), ("FROM debian:12\nRUN [ x = $y ]", "SC2086")],
+    [
+        ("FROM debian", "DL3006"),
+        ("FROM debian:12\nRUN sudo true", "DL3004"),
+        ("FROM debian:12\nRUN [ x = $y ]", "SC2086"),
+    ],
 )
 def test_hadolint_would_tell(step: str, rule: str) -> None:
     done = hadolint("-", text=f"{step}\n")
@@ -87,8 +92,8 @@ def problems(path: Path) -> list[str]:
     user = image_rehearsal.expanded(last["USER"].value[0], _arguments(stages[-1])) if "USER" in last else "0:0"
     if not re.fullmatch(r"[1-9]\d*:[1-9]\d*", user):
         found.append(f"it runs as {user}")
-    found += [f"{kind} is no list of words" for kind in ("ENTRYPOINT", "CMD") if kind not in last or not last[kind].json]
-    return found
+    loose = [kind for kind in ("ENTRYPOINT", "CMD") if kind not in last or not last[kind].json]
+    return found + [f"{kind} is no list of words" for kind in loose]
 
 
 def _arguments(stage: image_rehearsal.Stage) -> dict[str, str]:
@@ -138,15 +143,17 @@ def test_both_runtimes_are_the_same_but_for_the_system() -> None:
 
 def test_no_weights_and_no_tests_in_the_context() -> None:
     taken = list(image_rehearsal.context_files(ROOT))
-    assert {"edge_runtime/cli/serve.py", "edge_runtime/systemd", "docker/healthcheck.py", "systemd/jtop.conf"} <= set(taken)
+    needed = {"edge_runtime/cli/serve.py", "edge_runtime/systemd", "docker/healthcheck.py", "systemd/jtop.conf"}
+    assert needed <= set(taken)
     assert not [path for path in taken if path.endswith(WEIGHTS) or "__pycache__" in path]
     assert not [path for path in taken if path.startswith(("tests/", ".git", "docs/", "bundles/"))]
     assert sum((ROOT / path).lstat().st_size for path in taken) < 8_000_000
 
 
 def test_a_context_with_weights_would_be_seen() -> None:
-    assert not image_rehearsal.ignored("export/drafters/gemma-3-270m/model.safetensors", ["*", "!export"])
-    assert image_rehearsal.ignored("export/drafters/gemma-3-270m/model.safetensors", ["*", "!export", "export/drafters"])
+    weights = "export/drafters/gemma-3-270m/model.safetensors"
+    assert not image_rehearsal.ignored(weights, ["*", "!export"])
+    assert image_rehearsal.ignored(weights, ["*", "!export", "export/drafters"])
     assert image_rehearsal.ignored("docker/.env", ["*", "!docker/requirements"])
     assert image_rehearsal.ignored("edge_runtime/cli/__pycache__/x.pyc", ["*", "!edge_runtime", "**/__pycache__"])
 
@@ -200,8 +207,10 @@ def compose(name: str) -> dict[str, Any]:
 
 
 def validated(document: dict[str, Any]) -> list[str]:
-    schema = resources.files("check_jsonschema").joinpath("builtin_schemas/vendor/compose-spec.json")
-    validator = jsonschema.Draft202012Validator(yaml.safe_load(schema.read_text(encoding="utf-8")))
+    package = find_spec("check_jsonschema")
+    assert package is not None and package.origin is not None
+    schema = Path(package.origin).parent / "builtin_schemas/vendor/compose-spec.json"
+    validator = jsonschema.Draft202012Validator(json.loads(schema.read_text(encoding="utf-8")))
     return [error.message for error in validator.iter_errors(document)]
 
 
@@ -268,7 +277,7 @@ def env_sh(tmp_path: Path, groups: dict[str, int], release: str) -> subprocess.C
     return subprocess.run(["sh", str(DOCKER / "env.sh")], env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize(("release", "jetpack"), [("# R36 (release), REVISION: 4.3\n", "6"), ("# R39 (release), R", "7")])
+@pytest.mark.parametrize(("release", "jetpack"), [("# R36 (release), REVISION: 4.3\n", "6"), ("# R39 (release)", "7")])
 def test_all_that_compose_asks_for_is_told(tmp_path: Path, release: str, jetpack: str) -> None:
     done = env_sh(tmp_path, GROUPS, release)
     told = dict(line.split("=") for line in done.stdout.splitlines())
@@ -349,8 +358,9 @@ def test_the_steps_of_an_image_without_an_engine() -> None:
     """The wheel is built and installed into the image's environment, whose command serves a bundle and answers."""
     if (reason := forbidden()) is not None:
         pytest.skip(reason)
-    command = [sys.executable, str(ROOT / "tests/image_rehearsal.py"), str(DOCKER / "jetpack-6.Dockerfile"), "--offline"]
-    done = subprocess.run([*command, "--bundle", str(tiny.bundle())], capture_output=True, text=True, check=False)
+    options = ("--offline", "--bundle", str(tiny.bundle()))
+    command = [sys.executable, str(ROOT / "tests/image_rehearsal.py"), str(DOCKER / "jetpack-6.Dockerfile"), *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     left_out = [line for line in done.stdout.splitlines() if line.startswith("left out")]
     assert [line.split("(")[1].split(")")[0] for line in left_out] == [

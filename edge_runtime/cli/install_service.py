@@ -89,8 +89,8 @@ def install_service(root: Path, dry_run: bool, prefix: Path | None, config_path:
 
     Again is harmless: what is as it is to be, or was edited since, stays. `edge-runtime uninstall-service` undoes it.
 
-    Exit code 0: it is installed; 1: a file or a command failed, and which; 2: something that was given is wrong, or there
-    is no systemd or no right to it.
+    Exit code 0: it is installed; 1: a file or a command failed, and which; 2: something that was given is wrong, or
+    systemd or the right to it is missing.
     """
     machine, live = Machine(root), root.samefile("/")
     check_user(user)
