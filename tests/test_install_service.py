@@ -23,6 +23,7 @@ from edge_runtime.simulator.tree import BoardTree
 ROOT = Path(__file__).parent.parent
 PROGRAM = "opt/edge-runtime/bin/edge-runtime"
 CONFIG = "etc/edge-runtime/config.yaml"
+HOME = str(Path("/home", "me"))
 UNITS = "etc/systemd/system"
 WRITTEN = {
     CONFIG, "etc/edge-runtime/installed.json", "etc/sysusers.d/edge-runtime.conf", "etc/tmpfiles.d/edge-runtime.conf",
@@ -246,7 +247,7 @@ def test_a_configuration_that_no_service_can_have(board: Path, tmp_path: Path, m
 
 @pytest.mark.parametrize(
     ("bundle", "words"),
-    [("bundle", "must be an absolute path"), ("/home/me/bundle", "service does not see"), ("/tmp/b", "does not see")],
+    [("bundle", "must be an absolute path"), (f"{HOME}/bundle", "service does not see"), ("/tmp/b", "does not see")],
 )
 def test_a_bundle_that_the_service_would_not_find(board: Path, tmp_path: Path, bundle: str, words: str) -> None:
     refused(board, words, "--config", given(tmp_path, bundle=bundle))
@@ -263,9 +264,9 @@ def test_a_machine_of_an_unknown_kind_needs_a_configuration(board: Path) -> None
 
 
 def test_no_program_or_one_that_the_service_does_not_see(board: Path) -> None:
-    for prefix, words in (("/opt/nothing", "there is no program"), ("/home/me/venv", "lies below /home")):
+    for prefix, words in (("/srv/nothing", "there is no program"), (f"{HOME}/venv", "lies below /home")):
         place = board / prefix.lstrip("/") / "bin"
-        if prefix.startswith("/home"):
+        if prefix.startswith(HOME):
             place.mkdir(parents=True)
             (place / "edge-runtime").touch()
         done = run("install-service", "--root", board, "--prefix", prefix)
