@@ -230,6 +230,17 @@ def test_half_done_is_undone(board: Path) -> None:
     assert files(board) == before
 
 
+def test_what_fails_in_the_middle_is_undone(board: Path) -> None:
+    (board / UNITS).parent.mkdir(parents=True)
+    (board / UNITS).touch()  # in the place of a directory
+    before = files(board)
+    done = run("install-service", "--root", board, "--prefix", "/opt/edge-runtime")
+    assert done.exit_code == 1 and "File exists" in done.stderr and done.stderr.count("\n") == 1
+    assert files(board) != before
+    uninstall(board)
+    assert files(board) == before
+
+
 # --- refusals -------------------------------------------------------------------------------------
 
 

@@ -17,7 +17,21 @@ from ..errors import ConfigError
 from ..files import read_text_at_most
 from ..parameters import Place, Word
 from ..service.machine import Machine, record_text, run_command
-from ..service.steps import RECORD, Keep, Make, Note, Record, Remove, Run, Step, Write, commands, install, is_edited
+from ..service.steps import (
+    RECORD,
+    Keep,
+    Make,
+    Note,
+    Record,
+    Remove,
+    Run,
+    Step,
+    Unmake,
+    Write,
+    commands,
+    install,
+    is_edited,
+)
 from ..service.units import (
     CONFIG,
     USER,
@@ -35,7 +49,7 @@ from ..telemetry.identity import identify
 _MOST_BYTES = 1 << 20
 _SYSTEMD_RUNS = Path("/run/systemd/system")
 _ELSEWHERE = "install it into /opt/edge-runtime (systemd/README.md says how), or name its place with --prefix"
-_VERBS: dict[type[Step], str] = {Make: "make", Write: "write", Keep: "keep", Remove: "remove"}
+_VERBS: dict[type[Step], str] = {Make: "make", Write: "write", Keep: "keep", Remove: "remove", Unmake: "remove"}
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -103,9 +117,9 @@ def install_service(root: Path, dry_run: bool, prefix: Path | None, config_path:
     setup = Setup(program, user, groups, config.drain_s, config.server.tcp is not None, chosen.text)
     steps, record = install(files_of(setup), machine.read, machine.is_directory, before)
     if record != before or machine.read(RECORD) is None:
-        # First of the files: what is half done can be undone.
-        made = tuple(step for step in steps if isinstance(step, Make))
-        steps = (*made, Write(RECORD, record_text(record)), *(step for step in steps if not isinstance(step, Make)))
+        # First of all: what is half done can be undone.
+        above = tuple(step for step in steps if isinstance(step, Make) and RECORD.startswith(f"{step.path}/"))
+        steps = (*above, Write(RECORD, record_text(record)), *(step for step in steps if step not in above))
     changed = {step.path for step in steps if isinstance(step, Write | Remove) and step.path != RECORD}
     if not live:
         # Nobody knows what was done to the machine that starts from a tree.

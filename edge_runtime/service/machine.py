@@ -15,7 +15,7 @@ import msgspec
 
 from ..errors import ConfigError, EdgeError, why
 from ..files import read_text_at_most
-from .steps import RECORD, Keep, Make, Note, Record, Remove, Run, Step, Write
+from .steps import RECORD, Keep, Make, Note, Record, Remove, Run, Step, Unmake, Write
 
 _MOST_BYTES = 1 << 20
 _FILE_MODE, _DIRECTORY_MODE = 0o644, 0o755
@@ -67,7 +67,11 @@ class Machine:
             elif isinstance(step, Write):
                 _replace(self.place(step.path), step.text)
             elif isinstance(step, Remove):
-                _remove(self.place(step.path))
+                self.place(step.path).unlink(missing_ok=True)
+            elif isinstance(step, Unmake):
+                # Something else may have come to lie there, or to be there.
+                with suppress(OSError):
+                    self.place(step.path).rmdir()
             elif isinstance(step, Run):
                 run(step.argv)
             else:
@@ -109,12 +113,3 @@ def _replace(place: Path, text: str) -> None:
         with suppress(OSError):
             os.unlink(name)
         raise
-
-
-def _remove(place: Path) -> None:
-    if place.is_dir() and not place.is_symlink():
-        # Something else may have come to lie there.
-        with suppress(OSError):
-            place.rmdir()
-    else:
-        place.unlink(missing_ok=True)

@@ -38,7 +38,14 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """A file, or a directory that is empty by then."""
+    """A file."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unmake:
+    """A directory, where nothing is left in it."""
 
     path: str
 
@@ -53,7 +60,7 @@ class Note:
     text: str
 
 
-Step = Make | Write | Keep | Remove | Run | Note
+Step = Make | Write | Keep | Remove | Unmake | Run | Note
 Reader = Callable[[str], str | None]
 """The text of a file of the machine; ``None`` where there is none."""
 
@@ -118,7 +125,7 @@ def uninstall(read: Reader, record: Record) -> tuple[Step, ...]:
     kept = {step.path for step in steps if isinstance(step, Keep)}
     for directory in reversed(record.directories):
         if not any(PurePosixPath(path).is_relative_to(directory) for path in kept):
-            steps.append(Remove(directory))
+            steps.append(Unmake(directory))
     steps.append(Run(("systemctl", "daemon-reload")))
     steps += [Note(f"what was edited stays: sudo rm {' '.join(sorted(kept))}")] if kept else []
     return tuple(steps)
