@@ -21,7 +21,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -29,6 +29,7 @@ import dockerfile
 
 ROOT = Path(__file__).resolve().parent.parent
 INSIDE = "EDGE_RUNTIME_REHEARSAL"
+WEIGHTS = (".safetensors", ".gguf", ".onnx", ".weights", ".bin", ".pt", ".engine")
 PATIENCE_S = 120.0
 _PRIVATE = ("unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child")
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -253,6 +254,7 @@ def start(image: Image, bundle: Path, folder: Path) -> None:
     shutil.copytree(bundle, state / "bundle")
     run("chmod", "-R", "a+rX", str(state), str(configuration))
     (configuration / "config.yaml").write_text(_CONFIG, encoding="utf-8")
+    check_installed(image)
     sockets = folder / "sockets"
     sockets.mkdir(mode=0o750)
     os.chown(sockets, uid, gid)
@@ -272,6 +274,22 @@ def start(image: Image, bundle: Path, folder: Path) -> None:
     finally:
         daemon.kill()
     print("started, healthy, answered, ended with 0", flush=True)
+
+
+def check_installed(image: Image) -> None:
+    """What came by the wheel: units and configurations that make a service of it, and no weights."""
+    (package,) = (image.place / "opt/edge-runtime/lib").glob("python3*/site-packages/edge_runtime")
+    for name in ("systemd", "configs"):
+        for path in (ROOT / name).iterdir():
+            if path.suffix != ".md":
+                assert (package / name / path.name).read_bytes() == path.read_bytes(), f"{path} is not in the wheel"
+    assert not (package.parent / "export").exists()
+    assert not [path for path in package.rglob("*") if path.suffix in WEIGHTS]
+    tree = image.place / "srv/tree"
+    (tree / "opt/edge-runtime/bin").mkdir(parents=True)
+    (tree / "opt/edge-runtime/bin/edge-runtime").touch()
+    command = [*image.entrypoint, "install-service", "--root", "/srv/tree", "--config", "/etc/edge-runtime/config.yaml"]
+    run(*replace(image, user="0:0").argv(*command, "--prefix", "/opt/edge-runtime"))
 
 
 def run(*argv: str) -> None:

@@ -37,7 +37,6 @@ DOCKERFILES = sorted(DOCKER.glob("*.Dockerfile"))
 RUNTIMES = [path for path in DOCKERFILES if path.name.startswith("jetpack")]
 COMPOSE = ["compose.yaml", "compose.jtop.yaml"]
 PYTHONS = {"jetpack-6": ("python3.10", "12.6."), "jetpack-7": ("python3.12", "13.2.")}
-WEIGHTS = (".safetensors", ".gguf", ".onnx", ".weights", ".bin", ".pt", ".engine")
 
 
 # --- Dockerfiles ----------------------------------------------------------------------------------
@@ -145,7 +144,7 @@ def test_no_weights_and_no_tests_in_the_context() -> None:
     taken = list(image_rehearsal.context_files(ROOT))
     needed = {"edge_runtime/cli/serve.py", "edge_runtime/systemd", "docker/healthcheck.py", "systemd/jtop.conf"}
     assert needed <= set(taken)
-    assert not [path for path in taken if path.endswith(WEIGHTS) or "__pycache__" in path]
+    assert not [path for path in taken if path.endswith(image_rehearsal.WEIGHTS) or "__pycache__" in path]
     assert not [path for path in taken if path.startswith(("tests/", ".git", "docs/", "bundles/"))]
     assert sum((ROOT / path).lstat().st_size for path in taken) < 8_000_000
 

@@ -14,11 +14,10 @@ import pytest
 from click.testing import CliRunner, Result
 from unit_checks import verify
 
-from edge_runtime.boards import BOARDS, board_named
+from edge_runtime.boards import BOARDS, Board, board_named
 from edge_runtime.cli import install_service, main
 from edge_runtime.config import read_config
 from edge_runtime.simulator.namespace import forbidden
-from edge_runtime.simulator.tree import BoardTree
 
 ROOT = Path(__file__).parent.parent
 PROGRAM = "opt/edge-runtime/bin/edge-runtime"
@@ -32,13 +31,21 @@ WRITTEN = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def board(tmp_path: Path) -> Path:
-    """An Orin Nano with the program on it."""
-    root = BoardTree.build(tmp_path / "board", board_named("orin-nano-8")).root
+def tree(root: Path, board: Board) -> Path:
+    """As far as it matters here: which board it is, its groups, and the program."""
+    device_tree = root / "sys/firmware/devicetree/base"
+    device_tree.mkdir(parents=True)
+    (device_tree / "compatible").write_bytes(f"nvidia,{board.parts[0]}\0nvidia,tegra234\0".encode())
+    (root / "etc").mkdir()
+    (root / "etc/group").write_text("root:x:0:\nvideo:x:44:\nrender:x:104:\njtop:x:1001:\n")
     (root / PROGRAM).parent.mkdir(parents=True)
     (root / PROGRAM).touch()
     return root
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Path:
+    return tree(tmp_path / "board", board_named("orin-nano-8"))
 
 
 def run(*arguments: object) -> Result:
@@ -131,9 +138,7 @@ def test_with_a_bundle_it_is_started(board: Path) -> None:
 
 @pytest.mark.parametrize("name", [board.name for board in BOARDS])
 def test_every_board_has_its_configuration(tmp_path: Path, name: str) -> None:
-    root = BoardTree.build(tmp_path / name, board_named(name)).root
-    (root / PROGRAM).parent.mkdir(parents=True)
-    (root / PROGRAM).touch()
+    root = tree(tmp_path / name, board_named(name))
     install(root)
     assert (root / CONFIG).read_text() == (ROOT / f"configs/{name}gb.yaml").read_text()
 
