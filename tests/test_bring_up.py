@@ -61,7 +61,8 @@ def test_all_that_a_page_says_is_there(page: str) -> None:
 
 def test_what_is_pending() -> None:
     """A command that has come is taken out of the list."""
-    assert not [one for one in PENDING if exists(*one)]
+    come = [one for one in PENDING if exists(*one)]
+    assert not come, f"take out of PENDING: {come}"
 
 
 def test_a_page_that_lies_would_be_seen() -> None:
