@@ -31,7 +31,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"governor", "throttling", "engines", "telemetry", "config", "text"}),
     frozenset({"drafters", "drafting", "session", "shaper", "decoder", "verification", "generation", "testing"})
     | frozenset({"simulator", "warmup"}),
-    frozenset({"doctor", "loading", "scheduler"}),
+    frozenset({"doctor", "loading", "scheduler", "service"}),
     frozenset({"server", "client"}),
     frozenset({"cli", "bench", "__main__"}),
 )

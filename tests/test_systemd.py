@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import tiny_bundle as tiny
 from daemon_runs import write_config
+from unit_checks import verify
 
 from edge_runtime.client import Client
 from edge_runtime.config import DEFAULT_SOCKET, Config, read_config
@@ -33,14 +34,6 @@ def settings(name: str) -> dict[str, dict[str, str]]:
 def seconds(text: str) -> float:
     assert text.isdecimal(), f"{text!r}: say seconds"
     return float(text)
-
-
-def verify(place: Path) -> subprocess.CompletedProcess[str]:
-    program = shutil.which("systemd-analyze")
-    if program is None:
-        pytest.skip("systemd-analyze is not installed")
-    units = [str(path) for path in sorted(place.glob("edge-runtime.*"))]
-    return subprocess.run([program, "verify", "--man=no", *units], capture_output=True, text=True, check=False)
 
 
 @pytest.fixture
@@ -171,3 +164,34 @@ def test_the_readme_names_every_file() -> None:
     readme = (UNITS / "README.md").read_text(encoding="utf-8")
     for path in UNITS.iterdir():
         assert path.name in readme or path.name == "README.md"
+
+
+# --- what stands beside the units -----------------------------------------------------------------
+
+
+def test_the_package_has_what_stands_here() -> None:
+    package = ROOT / "edge_runtime"
+    for name in ("systemd", "configs"):
+        assert (package / name).is_symlink() and (package / name).resolve() == ROOT / name
+
+
+def test_it_waits_for_what_a_board_has_and_needs_none_of_it() -> None:
+    unit = settings("edge-runtime.service")["Unit"]
+    assert set(unit["Wants"].split()) == set(unit["After"].split()) >= {"jtop.service", "nvpmodel.service"}
+    assert "Requires" not in unit and "BindsTo" not in unit
+    # Groups that a machine does not have would keep it from starting: they are in a drop-in, as far as there are any.
+    assert "SupplementaryGroups" not in settings("edge-runtime.service")["Service"]
+    assert settings("groups.conf")["Service"] == {"SupplementaryGroups": "video render jtop"}
+
+
+def test_jtop_comes_back_when_it_ends_with_code_0(tmp_path: Path) -> None:
+    assert settings("jtop.conf")["Service"]["Restart"] == "always"
+    # As jetson-stats installs it: on-failure alone lets it lie where one reading failed.
+    (tmp_path / "jtop.service").write_text("[Service]\nExecStart=/bin/true\nRestart=on-failure\nRestartSec=10s\n")
+    drop_in = tmp_path / "jtop.service.d/edge-runtime.conf"
+    drop_in.parent.mkdir()
+    drop_in.write_text((UNITS / "jtop.conf").read_text(encoding="utf-8"), encoding="utf-8")
+    done = verify(tmp_path, "jtop")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    drop_in.write_text("[Service]\nRestart=ever\n", encoding="utf-8")
+    assert "ever" in verify(tmp_path, "jtop").stderr

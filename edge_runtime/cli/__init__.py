@@ -22,6 +22,8 @@ _COMMANDS = {
     "plan": "What a bundle needs in memory, before anything is loaded.",
     "build": "Build the TensorRT engines of a bundle, on the board that runs them.",
     "doctor": "Whether this machine is set up for it, and what to mend.",
+    "install-service": "Make the daemon a service of systemd.",
+    "uninstall-service": "Remove what install-service made.",
     "simulate": "The governor on a simulated board, or on many random ones, faster than real time.",
     "demo": "What make demo shows: a daemon, a text, plain against speculative decoding.",
     "bench": "Measure against other programs, side by side.",
@@ -40,7 +42,8 @@ class _LazyCommands(OneLineErrors):
         if name not in _COMMANDS:
             return None
         with ends_at_once():
-            command: Any = getattr(importlib.import_module(f".{name}", __name__), name)
+            module = name.replace("-", "_")
+            command: Any = getattr(importlib.import_module(f".{module}", __name__), module)
         assert isinstance(command, click.Command)
         return command
 

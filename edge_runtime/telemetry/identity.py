@@ -9,6 +9,9 @@ from pathlib import Path
 from ..boards import Board, Jetpack, board_of_part, jetpack_of
 from .attributes import read_text
 
+_TREES = ("sys/firmware/devicetree/base", "host/devicetree")
+"""Where the device tree is. Container engines hide the first; the second is where docker/compose.yaml mounts it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Identity:
@@ -32,7 +35,7 @@ class Identity:
 
 def identify(root: Path = Path("/")) -> Identity:
     """``root``: where the file system begins."""
-    tree = root / "sys/firmware/devicetree/base"
+    tree = next((place for name in _TREES if (place := root / name).is_dir()), root / _TREES[0])
     compatible = read_text(f"{tree}/compatible") or ""
     names = compatible.split("\0")
     parts = [found[0] for name in names if (found := re.search(r"p(?:3767|3701)-\d{4}", name))]
