@@ -64,6 +64,7 @@ def healthy() -> tuple[Outcome, ...]:
         outcome(
             "ort-cuda", products=(floats, product("int8", gb_s=70.0), four), copies=(copied(76.0),), layers=(layer(),)
         ),
+        outcome("ort-cuda-fpa", products=(floats, four)),
         outcome("tensorrt", products=(floats, four), copies=(copied(80.0),), accelerator=ORIN, layers=(layer(),)),
         outcome("torch", products=(floats,), copies=(copied(78.0),), accelerator=ORIN),
         outcome("nf4", products=(product("nf4", gb_s=40.0),), accelerator=ORIN),

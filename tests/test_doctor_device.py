@@ -281,3 +281,11 @@ def test_figures_without_a_time_are_notes() -> None:
     assert found.products == (good,) and len(found.copies) == 1 and found.layers[0].seconds == ()
     assert len(found.notes) == 4
     judge(with_outcome(replace(healthy()[3], told=found)))
+
+
+def test_kernels_that_a_variable_chooses() -> None:
+    slow = with_told("ort-cuda", products=(product("float16", gb_s=75.0), product("int4", gb_s=60.0, rise=0.3)))
+    one = only([one for one in advice(slow) if one.name == "weight-only kernels"])
+    assert "take 0.21 ms with ORT_FPA_INTB_GEMM=1, 0.58 without" in one.text and "systemctl edit" in one.fix
+    absent = trial((*healthy()[:3], broken("ort-cuda-fpa", "absent", "CUDAExecutionProvider in this onnxruntime")))
+    assert not any("weight-only" in one.name for one in judge(absent))

@@ -157,7 +157,7 @@ def test_trying_goes_on_after_whatever_happens(tmp_path: Path) -> None:
     tried = try_all(NOBODY, DEFAULT_SHAPES, None, lambda probe, stage: heard.append(f"{probe} {stage}"), runner, tmp_path)
     assert [one.probe for one in tried.outcomes] == list(TITLES)
     absent = [one.probe for one in tried.outcomes if one.ended == "absent"]
-    assert absent == ["ort-cuda", "tensorrt"] and "host import" in heard and "ort-cuda start" in heard
+    assert absent == ["ort-cuda", "ort-cuda-fpa", "tensorrt"] and "host import" in heard and "ort-cuda start" in heard
     assert any(one.name == "engines" for one in judge(tried))
 
 

@@ -82,7 +82,7 @@ def _start(command: Sequence[str], request: Request, write_fd: int, said: IO[byt
         stdout=said,
         stderr=said,
         pass_fds=(write_fd,),
-        env=os.environ | quiet,
+        env=os.environ | quiet | request.environment,
         start_new_session=True,
     )
 

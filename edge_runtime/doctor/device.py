@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ..boards import Board
 from ..telemetry.sample import Sample
 from .curve import VerifyCurve, verify_curve
-from .faults import COMPACT, TITLES, fault
+from .faults import COMPACT, TITLES, WEIGHT_ONLY, fault
 from .finding import Check
 from .outcome import FLOATS, Copy, Kind, Outcome, Product
 
@@ -22,6 +22,8 @@ _OF_THE_BOARD = {"cuda": (0.5, 0.15), "cpu": (0.15, 0.05)}
 """Of the memory's published bandwidth: less is advice, and still less a problem. A few cores cannot take all of it."""
 _FAR_TOO_SLOW = 0.1
 """Of the copy's speed, at which an accelerator ought to read weights for a single row."""
+_WORTH_SETTING = 0.8
+"""Of the time without it."""
 _SAGGED = 0.75
 """Of the first speed, measured once more at the end."""
 _BUSY = 0.5
@@ -55,11 +57,11 @@ class Trial:
 def judge(trial: Trial) -> tuple[Check, ...]:
     found: list[Check] = []
     for outcome in trial.outcomes:
-        if outcome.probe == "host-again" and outcome.ended == "finished":
-            continue  # it has a check of its own
+        if (outcome.probe, outcome.ended) in (("host-again", "finished"), ("ort-cuda-fpa", "absent")):
+            continue  # said elsewhere
         found.append(_ended(outcome, trial.tegra))
         found += [*_wrong(outcome), *_layers(outcome), *_against_floats(outcome, trial), *_far_too_slow(outcome)]
-    found += [*_bandwidth(trial), *_verifying(trial), *_meanwhile(trial), *_large_blocks(trial)]
+    found += [*_bandwidth(trial), *_weight_only(trial), *_verifying(trial), *_meanwhile(trial), *_large_blocks(trial)]
     if not any(one.ended == "finished" and one.probe not in ("host", "host-again") for one in trial.outcomes):
         found.append(Check("engines", "problem", "no engine runs on this machine", "the fixes above; then try again"))
     return tuple(found)
@@ -141,7 +143,8 @@ def _against_floats(outcome: Outcome, trial: Trial) -> Iterator[Check]:
         if times[0] > _NOTICED:
             text = f"one row of {size} takes {times[0]:.1f} times as long as {whole.kind}: no fast kernel runs"
             # nf4 is there for memory; the others are there for speed.
-            yield Check(title, "advice" if four.kind == "nf4" else "problem", text, _four_bit_fix(outcome.probe))
+            due = four.device == "cuda" and four.kind != "nf4"
+            yield Check(title, "problem" if due else "advice", text, _four_bit_fix(outcome.probe))
             continue
         slower = next((rows for rows, one in enumerate(times, 1) if one > _NOTICED), None)
         if slower is not None:
@@ -151,9 +154,26 @@ def _against_floats(outcome: Outcome, trial: Trial) -> Iterator[Check]:
             yield Check(title, "ok", f"one row of {size} takes {times[0]:.2f} of what {whole.kind} takes")
 
 
+def _weight_only(trial: Trial) -> Iterator[Check]:
+    """Whether onnxruntime verifies better with the kernels that one variable chooses."""
+    without, with_it = trial.outcome("ort-cuda"), trial.outcome("ort-cuda-fpa")
+    if without is None or with_it is None:
+        return
+    later = {(one.kind, one.inner, one.outer): one for one in with_it.told.products}
+    for one in without.told.products:
+        other = later.get((one.kind, one.inner, one.outer))
+        if one.kind != "int4" or other is None or len(one.seconds) != len(other.seconds):
+            continue
+        rows = len(one.seconds)
+        was, now = 1e3 * one.seconds[-1], 1e3 * other.seconds[-1]
+        text = f"{rows} rows of {one.inner} x {one.outer} take {now:.2f} ms with {WEIGHT_ONLY}=1, {was:.2f} without"
+        fix = f"Environment={WEIGHT_ONLY}=1 in the service (sudo systemctl edit edge-runtime)"
+        yield Check("weight-only kernels", "advice" if now < _WORTH_SETTING * was else "ok", text, fix)
+
+
 def _four_bit_fix(probe: str) -> str:
-    if probe == "ort-cuda":
-        return "ORT_FPA_INTB_GEMM=1 in the environment, symmetric blocks of 64 or 128; or a fp16 bundle"
+    if probe.startswith("ort-cuda"):
+        return f"{WEIGHT_ONLY}=1 in the environment, symmetric blocks of 64 or 128; or a fp16 bundle"
     if probe == "tensorrt":
         return "a bundle with blocks of 128, a newer TensorRT, or a fp16 bundle"
     if probe == "nf4":

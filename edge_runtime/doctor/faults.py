@@ -12,6 +12,7 @@ TITLES = {
     "host": "memory of the processor",
     "ort-cpu": "onnxruntime on the processor",
     "ort-cuda": "onnxruntime on CUDA",
+    "ort-cuda-fpa": "onnxruntime on CUDA, weight-only kernels",
     "tensorrt": "TensorRT",
     "torch": "torch",
     "nf4": "bitsandbytes 4-bit",
@@ -19,9 +20,13 @@ TITLES = {
 }
 COMPACT = "sync; echo 3 | sudo tee /proc/sys/vm/drop_caches; echo 1 | sudo tee /proc/sys/vm/compact_memory"
 _JETSON = "from NVIDIA's Jetson index: public aarch64 wheels hold no code for its accelerator"
+_ORT_CUDA = f"pip uninstall -y onnxruntime onnxruntime-gpu; on a Jetson pip install onnxruntime-gpu {_JETSON}"
+WEIGHT_ONLY = "ORT_FPA_INTB_GEMM"
+"""Set to 1, onnxruntime multiplies several rows by 4-bit weights without unpacking them all first."""
 _REINSTALL = {
     "ort-cpu": "pip install --force-reinstall onnxruntime",
-    "ort-cuda": f"pip uninstall -y onnxruntime onnxruntime-gpu; on a Jetson pip install onnxruntime-gpu {_JETSON}",
+    "ort-cuda": _ORT_CUDA,
+    "ort-cuda-fpa": f"leave {WEIGHT_ONLY} unset, or: {_ORT_CUDA}",
     "tensorrt": "sudo apt-get install --reinstall tensorrt python3-libnvinfer",
     "torch": f"pip uninstall -y torch; on a Jetson pip install torch {_JETSON}",
     "nf4": "build it here: cmake -DCOMPUTE_BACKEND=cuda -DCOMPUTE_CAPABILITY=87 ., make, pip install . in its sources",

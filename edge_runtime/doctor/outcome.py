@@ -32,6 +32,8 @@ class Request:
     """For one product at all its rows, or for one copy: about so long."""
     copy_bytes: int = 128 << 20
     """Of the buffer that is copied."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Beside what the doctor itself runs in."""
     bundle: str | None = None
     """Directory of a bundle, of whose target one layer is compared; a made-up layer where there is none."""
 

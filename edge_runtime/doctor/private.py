@@ -81,6 +81,6 @@ def scrubbed_data(value: Any, private: Private) -> Any:
         return {scrubbed_data(key, private): scrubbed_data(one, private) for key, one in value.items()}
     if isinstance(value, float) and not math.isfinite(value):
         return None  # JSON has no name for it
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [scrubbed_data(one, private) for one in value]
     return value

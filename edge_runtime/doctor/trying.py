@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..resident import machine_memory
@@ -16,6 +16,7 @@ from ..telemetry.identity import Identity
 from ..telemetry.sysfs import SysfsSource, free_blocks
 from .child import Limits, command_of, run_probe
 from .device import State, Trial
+from .faults import WEIGHT_ONLY
 from .outcome import Outcome, Request
 
 DEFAULT_SHAPES = ((2304, 9216), (9216, 2304))
@@ -53,6 +54,7 @@ def attempts(shapes: Sequence[tuple[int, int]], bundle: Path | None, accelerator
     directory = None if bundle is None else str(bundle)
     cpu = Request(shapes=tuple(shapes), measure_s=_MEASURE_S, bundle=directory)
     cuda = Request("cuda", tuple(shapes), measure_s=_MEASURE_S, bundle=directory)
+    weight_only = replace(cuda, environment={WEIGHT_ONLY: "1"}, bundle=None)
     # What belongs to the accelerator is tried on the processor only where there is none.
     here = cuda if accelerator else Request(shapes=tuple(shapes[:1]), measure_s=_MEASURE_S)
     host = Request(measure_s=_COPY_S, copy_bytes=_host_copy())
@@ -61,6 +63,7 @@ def attempts(shapes: Sequence[tuple[int, int]], bundle: Path | None, accelerator
         Attempt("host", "host", host),
         Attempt("ort-cpu", "ort", cpu),
         Attempt("ort-cuda", "ort", cuda, needs_accelerator=True),
+        Attempt("ort-cuda-fpa", "ort", weight_only, needs_accelerator=True),
         Attempt("tensorrt", "trt", building, _BUILD_SECONDS, needs_accelerator=True),
         Attempt("torch", "torch_floats", here),
         Attempt("nf4", "nf4", here),

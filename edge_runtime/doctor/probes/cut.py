@@ -46,14 +46,20 @@ class _Node:
 def cut_layer(model: bytes, hidden_size: int) -> Layer:
     """``model``: a body as bytes, without its weights. Raises ``NoLayer``."""
     try:
-        outer = list(decode(model))
-        graph = [value for number, value in outer if number == _GRAPH and isinstance(value, bytes)][-1]
-        fields = [(number, value) for number, value in decode(graph) if isinstance(value, bytes)]
-        nodes = [_node(value) for number, value in fields if number == _NODES]
-        constants = {tensor_head(value).name: value for number, value in fields if number == _CONSTANTS}
-        inputs = {one.name: one for one in [edge_of(value) for number, value in fields if number == _INPUTS]}
+        return _cut(model, hidden_size)
+    except NoLayer:
+        raise
     except (ValueError, IndexError, KeyError) as problem:
         raise NoLayer(f"its graph cannot be read: {problem!r}") from None
+
+
+def _cut(model: bytes, hidden_size: int) -> Layer:
+    outer = list(decode(model))
+    graph = [value for number, value in outer if number == _GRAPH and isinstance(value, bytes)][-1]
+    fields = [(number, value) for number, value in decode(graph) if isinstance(value, bytes)]
+    nodes = [_node(value) for number, value in fields if number == _NODES]
+    constants = {tensor_head(value).name: value for number, value in fields if number == _CONSTANTS}
+    inputs = {one.name: one for one in [edge_of(value) for number, value in fields if number == _INPUTS]}
     made = {name for node in nodes for name in node.outputs}
     start = next((name for name in STARTS if name in inputs or name in made), None)
     end = next((name for name in ENDS if name in made), None)

@@ -75,12 +75,14 @@ class Teller:
 
 
 def run_as_probe(probe: Callable[[Request, Teller], None]) -> None:
-    """The whole program: arguments are a request as JSON and the descriptor that lines go to. Does not return."""
+    """The whole program: arguments are a request as JSON and the descriptor that lines go to. Does not return.
+
+    Without them it is tried by hand: as on a processor, lines to stdout.
+    """
     _confine()
-    with os.fdopen(int(sys.argv[2]), "w", encoding="utf-8") as stream:
-        teller = Teller(stream)
-        request = structure(Request, json.loads(sys.argv[1]), ConfigError, "request")
-        run_probe_once(probe, request, teller)
+    given, descriptor = sys.argv[1:3] if len(sys.argv) > 2 else ("{}", "1")
+    with os.fdopen(int(descriptor), "w", encoding="utf-8") as stream:
+        run_probe_once(probe, structure(Request, json.loads(given), ConfigError, "request"), Teller(stream))
         sys.stderr.flush()
         os._exit(0)
 
