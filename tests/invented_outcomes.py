@@ -46,11 +46,14 @@ def layer(difference: float | None = 0.01, *, of_bundle: bool = False, largest: 
 
 def outcome(probe: str, ended: Ending = "finished", **told: object) -> Outcome:
     versions = {} if probe.startswith("host") else {probe.replace("-", "_"): "1.0"}
-    given = Told(versions=versions, launched_s=None if probe.startswith("host") else 1.5, **told)  # type: ignore[arg-type]
+    launched_s = None if probe.startswith("host") else 1.5
+    given = Told(versions=versions, launched_s=launched_s, **told)  # type: ignore[arg-type]
     return Outcome(probe, ended, "end", "", 3.0, None, given)
 
 
-def broken(probe: str, ended: Ending, said: str = "", signal: str | None = None, stage: str = "first kernel") -> Outcome:
+def broken(
+    probe: str, ended: Ending, said: str = "", signal: str | None = None, stage: str = "first kernel"
+) -> Outcome:
     return Outcome(probe, ended, stage, said, 90.0, signal)
 
 
@@ -60,7 +63,9 @@ def healthy() -> tuple[Outcome, ...]:
     floats, four = product("float16", gb_s=75.0), product("int4", gb_s=60.0)
     return (
         outcome("host", copies=host),
-        outcome("ort-cpu", products=(product("float32", "cpu", gb_s=20.0), product("int4", "cpu", gb_s=10.0, rise=0.5))),
+        outcome(
+            "ort-cpu", products=(product("float32", "cpu", gb_s=20.0), product("int4", "cpu", gb_s=10.0, rise=0.5))
+        ),
         outcome(
             "ort-cuda", products=(floats, product("int8", gb_s=70.0), four), copies=(copied(76.0),), layers=(layer(),)
         ),

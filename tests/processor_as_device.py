@@ -1,6 +1,6 @@
 """``tensorrt`` and cuda-python whose device is this processor: networks run in onnxruntime, addresses are the host's.
 
-So that what a probe builds is really parsed, bound by shape and address, run and read back. What is missing here is what
+So that what a probe builds is really parsed, bound by shape and address, run and read back. What is missing is what
 the probe does not use; what is here has the names of the real ones (a test holds them against the recorded surface).
 """
 
@@ -267,9 +267,10 @@ def processor_as_device(**faults: Any) -> Iterator[None]:
     for one in TENSORRT:
         setattr(tensorrt, one.__name__, one)
     tensorrt.__version__ = "10.3.0"  # type: ignore[attr-defined]
+    runtime: Any = CudaRuntime()
     cuda, bindings = ModuleType("cuda"), ModuleType("cuda.bindings")
-    bindings.runtime = CudaRuntime()  # type: ignore[attr-defined]
-    modules = {"tensorrt": tensorrt, "cuda": cuda, "cuda.bindings": bindings, "cuda.bindings.runtime": bindings.runtime}  # type: ignore[attr-defined]
+    bindings.runtime = runtime  # type: ignore[attr-defined]
+    modules = {"tensorrt": tensorrt, "cuda": cuda, "cuda.bindings": bindings, "cuda.bindings.runtime": runtime}
     with patch.dict("sys.modules", modules), patch.multiple(Faults, **faults) if faults else patch.dict({}):
         try:
             yield

@@ -154,7 +154,10 @@ def test_trying_goes_on_after_whatever_happens(tmp_path: Path) -> None:
         tell("import")
         return broken(probe, "crashed", "", "SIGSEGV")
 
-    tried = try_all(NOBODY, DEFAULT_SHAPES, None, lambda probe, stage: heard.append(f"{probe} {stage}"), runner, tmp_path)
+    def hear(probe: str, stage: str) -> None:
+        heard.append(f"{probe} {stage}")
+
+    tried = try_all(NOBODY, DEFAULT_SHAPES, None, hear, runner, tmp_path)
     assert [one.probe for one in tried.outcomes] == list(TITLES)
     absent = [one.probe for one in tried.outcomes if one.ended == "absent"]
     assert absent == ["ort-cuda", "ort-cuda-fpa", "tensorrt"] and "host import" in heard and "ort-cuda start" in heard
@@ -207,7 +210,8 @@ def test_the_command_in_json() -> None:
     told = json.loads(result.stdout)
     assert told["problems"] == sum(one["status"] == "problem" for one in told["checks"])
     (ort,) = (one for one in told["outcomes"] if one["probe"] == "ort-cpu")
-    assert ort["ended"] == "finished" and [one["kind"] for one in ort["told"]["products"]] == ["float32", "int8", "int4"]
+    assert ort["ended"] == "finished"
+    assert [one["kind"] for one in ort["told"]["products"]] == ["float32", "int8", "int4"]
     assert told["curves"] and told["facts"]["bundle"].startswith("none")
 
 

@@ -15,7 +15,10 @@ from edge_runtime.doctor.child import Limits, command_of, run_probe
 from edge_runtime.doctor.outcome import Outcome, Request
 
 ROOM = Limits(30.0, 1 << 30, 0)
-TELL = "import json, os, signal, sys, time\ntell = lambda **said: os.write(int(sys.argv[2]), (json.dumps(said) + '\\n').encode())\n"
+TELL = (
+    "import json, os, signal, sys, time\n"
+    "tell = lambda **said: os.write(int(sys.argv[2]), (json.dumps(said) + '\\n').encode())\n"
+)
 LAYER = {"what": "l", "against": "r", "difference": 0.1, "largest": 2.0, "tolerance": 0.1, "of_bundle": False}
 
 
@@ -102,7 +105,8 @@ def test_who_was_killed_by_the_system_ran_out_of_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["b'no json\\n'", "b'{\"stage\": 3}\\n'", "b'{\"unknown\": 1}\\n'", "b'[' * 60000 + b'\\n'", "b'\\xff\\xfe\\n'"]
+    "words",
+    ["b'no json\\n'", "b'{\"stage\": 3}\\n'", "b'{\"unknown\": 1}\\n'", "b'[' * 60000 + b'\\n'", "b'\\xff\\xfe\\n'"],
 )
 def test_a_line_that_is_none_is_a_failure(words: str) -> None:
     outcome = tried(f"os.write(int(sys.argv[2]), {words}); tell(finished=True)")

@@ -36,7 +36,8 @@ def run(probe: Callable[[Request, Teller], None], request: Request = SMALL) -> O
     stages = [line.stage for line in lines if line.stage]
     failed, absent = lines[-1].failed, lines[-1].absent
     ended = "failed" if failed else "absent" if absent else "finished"
-    return Outcome("p", ended, stages[-1] if stages else "", failed or absent or "", 0.0, None, told(lines))  # type: ignore[arg-type]
+    said = failed or absent or ""
+    return Outcome("p", ended, stages[-1] if stages else "", said, 0.0, None, told(lines))  # type: ignore[arg-type]
 
 
 def right(outcome: Outcome) -> bool:
@@ -48,7 +49,8 @@ def right(outcome: Outcome) -> bool:
 
 def test_the_processor_copies() -> None:
     outcome = run(host.probe)
-    assert outcome.ended == "finished" and [one.what for one in outcome.told.copies] == [host.ONE_THREAD, host.ALL_CORES]
+    assert outcome.ended == "finished"
+    assert [one.what for one in outcome.told.copies] == [host.ONE_THREAD, host.ALL_CORES]
 
 
 def test_onnxruntime_on_this_processor() -> None:
@@ -150,7 +152,7 @@ def test_tensorrt_leaves_out_a_bundle_of_the_other_dialect() -> None:
 
 
 def test_a_bundles_layer_in_tensorrt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The layer of a bundle of onnxruntime plays one of TensorRT's dialect: its weights lie in a file, its caches beside
+    """The layer of a bundle of onnxruntime plays one of TensorRT's dialect: its weights lie in a file, caches beside
     it, and only the reference knows the type of what it gives."""
     monkeypatch.setattr(trt, "_INPUT_OF_THE_DIALECT", "x0")
     with processor_as_device():

@@ -138,7 +138,9 @@ class _Conversation:
         code = self._process.returncode
         by_signal = _signal_name(-code) if ended is None and code < 0 else None
         # What a library printed often says more than what it raised.
-        said = f"{failed} ({last_words})" if failed and last_words and last_words not in failed else failed or last_words
+        said = failed or last_words
+        if failed and last_words and last_words not in failed:
+            said = f"{failed} ({last_words})"
         if ended is None:
             if failed:
                 ended = "failed"

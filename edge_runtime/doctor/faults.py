@@ -29,8 +29,9 @@ _REINSTALL = {
     "ort-cuda-fpa": f"leave {WEIGHT_ONLY} unset, or: {_ORT_CUDA}",
     "tensorrt": "sudo apt-get install --reinstall tensorrt python3-libnvinfer",
     "torch": f"pip uninstall -y torch; on a Jetson pip install torch {_JETSON}",
-    "nf4": "build it here: cmake -DCOMPUTE_BACKEND=cuda -DCOMPUTE_CAPABILITY=87 ., make, pip install . in its sources",
+    "nf4": "build it here: cmake -DCOMPUTE_BACKEND=cuda -DCOMPUTE_CAPABILITY={compute} ., make, pip install . in its sources",
 }
+_ORIN = "87"
 _LONGEST = 240
 """Characters of a library's own words."""
 
@@ -69,7 +70,8 @@ _KNOWN = (
         "memory ran out", f"{COMPACT}; close other programs",
     ),
     _Known(
-        r"compiled using NumPy 1|_ARRAY_API|numpy\.core\.multiarray", "it was built for numpy 1", "pip install 'numpy<2'"
+        r"compiled using NumPy 1|_ARRAY_API|numpy\.core\.multiarray",
+        "it was built for numpy 1", "pip install 'numpy<2'",
     ),
     _Known(r"GLIBC(?:XX)?_\d", "it was built for a newer system", "an older wheel of it, or a newer JetPack"),
     _Known(
@@ -88,7 +90,9 @@ def fault(outcome: Outcome) -> Check:
     """Of a probe that ended otherwise than finished or absent."""
     name, where = TITLES[outcome.probe], f"in: {outcome.stage}"
     said = f" ({_short(outcome.said)})" if outcome.said else ""
-    again = _REINSTALL.get(outcome.probe, "reinstall numpy")
+    told = outcome.told.accelerator
+    compute = _ORIN if told is None else told.compute.replace(".", "")
+    again = _REINSTALL.get(outcome.probe, "reinstall numpy").replace("{compute}", compute)
     if outcome.ended == "stuck":
         text = f"does not end, {where}: not even SIGKILL frees it from the driver"
         return Check(name, "problem", text, "sudo dmesg | tail -50; then sudo reboot")

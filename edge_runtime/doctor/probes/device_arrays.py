@@ -49,7 +49,7 @@ class DeviceArrays:
         return array
 
     def seconds(self, run: Callable[[], object], budget_s: float) -> float:
-        """Of what ``run`` puts on the stream, by events: the lower quartile of as many runs as fit into ``budget_s``."""
+        """Of what ``run`` puts on the stream, by events: the lower quartile of as many as fit into ``budget_s``."""
         for _ in range(_WARM):
             run()
         found: list[float] = []

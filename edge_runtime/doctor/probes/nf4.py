@@ -55,10 +55,11 @@ def _measure(torch: Any, request: Request, shape: tuple[int, int], rows: int, bu
     stored = (packed.cpu().numpy(), state.absmax.cpu().numpy())
     matrix = Matrix(inner, outer, stored, unpacked.float().cpu().numpy().T, columns)
     copies = [packed.clone() for _ in range(matrix.copies if budget_s else 1)]
-    return measure(
-        request, "nf4", matrix, lambda copy, given: bitsandbytes.matmul_4bit(given, copies[copy].t(), quant_state=state), rows,
-        budget_s,
-    )  # fmt: skip
+
+    def multiply(copy: int, given: Any) -> Any:
+        return bitsandbytes.matmul_4bit(given, copies[copy].t(), quant_state=state)
+
+    return measure(request, "nf4", matrix, multiply, rows, budget_s)
 
 
 if __name__ == "__main__":

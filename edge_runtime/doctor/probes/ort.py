@@ -160,7 +160,8 @@ def _device_copy(request: Request) -> Copy:
     binding.bind_ortvalue_output(
         "y", onnxruntime.OrtValue.ortvalue_from_shape_and_type([len(values)], np.uint8, "cuda", 0)
     )
-    return Copy("device to device, onnxruntime", len(values), best_of(functools.partial(session.run_with_iobinding, binding), request.measure_s))
+    seconds = best_of(functools.partial(session.run_with_iobinding, binding), request.measure_s)
+    return Copy("device to device, onnxruntime", len(values), seconds)
 
 
 def _layer(case: Case, request: Request) -> LayerResult:
@@ -173,7 +174,8 @@ def _layer(case: Case, request: Request) -> LayerResult:
     off = relative(result, expected.astype(np.float64))
     largest = float(np.max(np.abs(expected)))
     return LayerResult(
-        case.what, case.against, None if off is None else off * largest, largest, level, case.folder is not None, seconds
+        case.what, case.against, None if off is None else off * largest, largest, level, case.folder is not None,
+        seconds,
     )
 
 
