@@ -120,7 +120,7 @@ def test_any_bytes_are_a_message_or_a_value_error(data: bytes) -> None:
 
 @pytest.mark.parametrize("data", [b"\x0a\x05ab", b"\x08", b"\x0b\x00", b"\x80" * 20, b"\x0d\x00\x00"])
 def test_a_message_that_is_cut_off_is_refused(data: bytes) -> None:
-    with pytest.raises(ValueError, match="cut off|wire type"):
+    with pytest.raises(ValueError, match=r"cut off|wire type"):
         list(decode(data))
 
 

@@ -85,6 +85,7 @@ def show(report: Report, bundle: Path | None, output: Path | None, *, in_json: b
 
 def _write(path: Path, text: str) -> None:
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as problem:
         raise ConfigError(f"{path} cannot be written: {why(problem)}") from None

@@ -29,7 +29,8 @@ _REINSTALL = {
     "ort-cuda-fpa": f"leave {WEIGHT_ONLY} unset, or: {_ORT_CUDA}",
     "tensorrt": "sudo apt-get install --reinstall tensorrt python3-libnvinfer",
     "torch": f"pip uninstall -y torch; on a Jetson pip install torch {_JETSON}",
-    "nf4": "build it here: cmake -DCOMPUTE_BACKEND=cuda -DCOMPUTE_CAPABILITY={compute} ., make, pip install . in its sources",
+    "nf4": "build it here: cmake -DCOMPUTE_BACKEND=cuda -DCOMPUTE_CAPABILITY={compute} ., make, pip install . in its "
+    "sources",
 }
 _ORIN = "87"
 _LONGEST = 240

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from concurrent.futures import ThreadPoolExecutor
 
@@ -25,7 +26,7 @@ def probe(request: Request, teller: Teller) -> None:
     teller.stage("copies with all cores")
     cores = len(os.sched_getaffinity(0))
     edges = [count * part // cores for part in range(cores + 1)]
-    parts = [slice(*pair) for pair in zip(edges, edges[1:], strict=False)]
+    parts = [slice(*pair) for pair in itertools.pairwise(edges)]
     with ThreadPoolExecutor(cores) as pool:
         # numpy lets go of the interpreter while it copies.
         run = lambda: list(pool.map(lambda part: np.copyto(target[part], source[part]), parts))  # noqa: E731

@@ -166,7 +166,7 @@ def _device_copy(request: Request) -> Copy:
 
 def _layer(case: Case, request: Request) -> LayerResult:
     session = session_of(case.graph, request.device, case.folder, strict=False)
-    feeds = case.feeds(_LAYER_ROWS)
+    feeds = case.feeds(min(_LAYER_ROWS, request.rows))
     result, expected = session.run(None, feeds)[0], reference(case, feeds)
     level = TOLERANCES[case.dtype] if request.device == "cuda" else ROUNDED_ACTIVATIONS
     given = [case.feeds(rows) for rows in range(1, request.rows + 1)]

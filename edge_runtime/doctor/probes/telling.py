@@ -41,8 +41,8 @@ class Teller:
         """What comes now; where it is the last thing told, the probe ended in it."""
         self._tell(Line(stage=what))
 
-    def versions(self, **versions: str) -> None:
-        self._tell(Line(versions=versions))
+    def versions(self, **versions: object) -> None:
+        self._tell(Line(versions={name: str(one) for name, one in versions.items()}))
 
     def accelerator(self, found: Accelerator) -> None:
         self._tell(Line(accelerator=found))

@@ -176,7 +176,7 @@ def _products(matrix: Matrix, kind: Kind, names: Sequence[str], block_size: int)
 def _layer(case: Case, request: Request, device: DeviceArrays) -> LayerResult:
     """How it compares with the processor, and what it takes at every number of rows."""
     most = request.rows
-    feeds = case.feeds(_LAYER_ROWS)
+    feeds = case.feeds(min(_LAYER_ROWS, request.rows))
     expected = reference(case, feeds)
     dtype = case.dtype if case.expected is not None else expected.dtype.name
     graph = with_output(case.graph, Edge(case.output, dtype, (1, "rows", expected.shape[-1])))
