@@ -247,8 +247,12 @@ def test_the_curve_where_verifying_is_free_and_where_it_loses() -> None:
 
 
 def test_a_gap_in_the_curve_is_not_its_end() -> None:
-    gap = verify_curve("x", [1.0, 1.9, 1.5, 1.6])
+    gap = verify_curve("x", [1.0, 1.9, 2.0, 2.2])
     assert gap.lines[1].gain < 1.0 < gap.lines[2].gain and gap.lost_from is None
+    # Rows that were measured in a bad moment are no dearer than more of them.
+    assert [line.cost for line in verify_curve("x", [1.0, 9.0, 1.5, 2.0]).lines] == [1.0, 1.5, 1.5, 2.0]
+    # A lone row runs by a kernel of its own, and is what plain decoding runs.
+    assert verify_curve("x", [1.0, 0.5]).lines[1].cost == 0.5
 
 
 @pytest.mark.parametrize("k", [1, 3, 7])

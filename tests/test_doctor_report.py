@@ -16,16 +16,21 @@ from click.testing import CliRunner
 from invented_outcomes import broken, healthy, product, trial, with_told
 
 from edge_runtime import __version__
+from edge_runtime.boards import board_named
 from edge_runtime.cli import doctor_device, main
 from edge_runtime.doctor import private, trying
 from edge_runtime.doctor.child import Limits, run_probe
 from edge_runtime.doctor.device import Trial, curves, judge
+from edge_runtime.doctor.facts import facts_of
 from edge_runtime.doctor.faults import TITLES
 from edge_runtime.doctor.finding import Check
-from edge_runtime.doctor.outcome import Outcome, Request
+from edge_runtime.doctor.machine import User, read_machine
+from edge_runtime.doctor.outcome import Accelerator, Outcome, Request
 from edge_runtime.doctor.private import Private, private_here, scrubbed, scrubbed_data
 from edge_runtime.doctor.report import Report, markdown
 from edge_runtime.doctor.trying import DEFAULT_SHAPES, attempts, has_accelerator, read_state, try_all
+from edge_runtime.simulator.release import JETPACK_6_2
+from edge_runtime.simulator.tree import BoardTree
 from edge_runtime.telemetry.identity import Identity
 
 NOBODY = Identity(False)
@@ -257,3 +262,20 @@ def test_a_probe_that_is_interrupted_ends_the_command(monkeypatch: pytest.Monkey
     monkeypatch.setattr(doctor_device, "try_all", interrupted)
     assert run("--device").exit_code != 0
     assert run_probe is trying.run_probe
+
+
+def test_the_facts_of_a_board(tmp_path: Path) -> None:
+    board = BoardTree.build(tmp_path / "board", board_named("orin-nano-8"), JETPACK_6_2)
+    machine = read_machine(board.root, user=User("ada", False, frozenset()))
+    state = read_state(machine.identity, board.root, load=lambda: 0.1)
+    assert state.sample is not None and state.free_blocks_4mb is not None
+    facts = facts_of(machine, trial(before=state), "gemma")
+    assert facts["board"].startswith("Jetson Orin Nano 8GB (p3767-000") and facts["JetPack"].startswith("6.2 (L4T 36.4")
+    assert facts["power mode"] == state.sample.power_mode and " C before, " in facts["temperature"]
+    assert facts["accelerator"] == "Orin, SM 8.7, 5.00 GB of 7.60 GB free" and facts["bundle"] == "gemma"
+    assert "tensorrt 1.0" in facts["packages"] and "absent" not in facts and "ada" not in " ".join(facts.values())
+    told = replace(healthy()[4].told, accelerator=Accelerator("Orin", "8.7", 5_000_000_000))
+    only = trial((replace(healthy()[4], told=told), broken("torch", "absent", "torch")), before=state)
+    facts = facts_of(machine, only, None)
+    assert facts["accelerator"] == "Orin, SM 8.7, 5.00 GB free" and facts["absent"] == "torch"
+    assert facts["bundle"].startswith("none")

@@ -10,7 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 import tiny_bundle as tiny
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
@@ -103,6 +103,7 @@ _FIELDS = st.lists(
 )  # fmt: skip
 
 
+@settings(max_examples=40)
 @given(_FIELDS)
 def test_messages_come_back(fields: list[Field]) -> None:
     back = list(decode(encode(fields)))

@@ -239,7 +239,7 @@ def known_bandwidth(board: Board | None, sample: Sample | None) -> float | None:
 def _verifying(trial: Trial) -> Iterator[Check]:
     for curve in curves(trial):
         pays = curve.best.k > 0
-        fix = "" if pays else "k: auto parks drafting where it loses; --drafter none is the same"
+        fix = "" if pays else "nothing: k: auto, the default, parks drafting where it loses"
         yield Check(f"verifying drafts: {curve.what}", "ok" if pays else "advice", curve.told(), fix)
 
 

@@ -41,14 +41,13 @@ def facts_of(machine: Machine, trial: Trial, bundle: str | None, root: Path = Pa
     accelerators = [one.told.accelerator for one in trial.outcomes if one.told.accelerator is not None]
     if accelerators:
         first = accelerators[0]
-        facts["accelerator"] = (
-            f"{first.name}, SM {first.compute}, {shown(first.free_bytes)} of {shown(first.total_bytes)} free"
-        )
+        total = "" if first.total_bytes is None else f" of {shown(first.total_bytes)}"
+        facts["accelerator"] = f"{first.name}, SM {first.compute}, {shown(first.free_bytes)}{total} free"
     facts["packages"] = ", ".join(_packages(trial.outcomes, machine)) or "none"
     absent = [one.said for one in trial.outcomes if one.ended == "absent"]
     if absent:
         facts["absent"] = ", ".join(dict.fromkeys(absent))
-    facts["bundle"] = bundle or "none: a made-up layer and the shapes of a Gemma 2 2B"
+    facts["bundle"] = bundle or "none (a made-up layer, products at the shapes of a Gemma 2 2B)"
     return facts
 
 

@@ -27,8 +27,9 @@ _ADDRESSES = re.compile(
     re.IGNORECASE,
 )
 _TAKEN_OUT = "(taken out)"
-_SERIALS = ("proc/device-tree/serial-number", "sys/firmware/devicetree/base/serial-number", "etc/machine-id")
-_SERIALS += ("sys/class/dmi/id/product_serial", "sys/class/dmi/id/board_serial", "sys/class/dmi/id/product_uuid")
+_SERIALS: tuple[str, ...] = ("proc/device-tree/serial-number", "sys/firmware/devicetree/base/serial-number")
+_SERIALS += ("etc/machine-id", "sys/class/dmi/id/product_serial", "sys/class/dmi/id/board_serial")
+_SERIALS += ("sys/class/dmi/id/product_uuid",)
 _SHORT = 3
 """Characters: fewer are no serial number, and as a name they may be a word as well."""
 

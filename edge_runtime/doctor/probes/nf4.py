@@ -13,7 +13,7 @@ import numpy as np
 from ..outcome import Product, Request
 from .matrices import Matrix, columns_of, float_matrix
 from .telling import Absent, Teller, run_as_probe
-from .torch_floats import measure, torch_for
+from .torch_floats import copies_of, measure, torch_for
 
 _SMALL = 256
 _SEED = 7
@@ -54,7 +54,7 @@ def _measure(torch: Any, request: Request, shape: tuple[int, int], rows: int, bu
     unpacked = functional.dequantize_4bit(packed, state)[torch.from_numpy(columns).to(request.device)]
     stored = (packed.cpu().numpy(), state.absmax.cpu().numpy())
     matrix = Matrix(inner, outer, stored, unpacked.float().cpu().numpy().T, columns)
-    copies = [packed.clone() for _ in range(matrix.copies if budget_s else 1)]
+    copies = [packed.clone() for _ in range(copies_of(matrix, request, budget_s))]
 
     def multiply(copy: int, given: Any) -> Any:
         return bitsandbytes.matmul_4bit(given, copies[copy].t(), quant_state=state)

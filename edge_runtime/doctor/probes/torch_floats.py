@@ -60,13 +60,18 @@ def torch_for(device: Device, teller: Teller) -> Any:
     return torch
 
 
+def copies_of(matrix: Matrix, request: Request, budget_s: float) -> int:
+    """As many matrices as one run multiplies by: torch on a processor reckons longer than it reads."""
+    return matrix.copies if budget_s and request.device == "cuda" else 1
+
+
 def measure(request: Request, kind: Kind, matrix: Matrix, multiply: Multiply, rows: int, budget_s: float) -> Product:
     """``multiply`` is handed rows on the device, in the type of the activations."""
     import torch
 
     activations = torch.float16 if request.device == "cuda" else torch.float32
     given = torch.from_numpy(rows_of(_SEED, rows, matrix.inner)).to(request.device, activations)
-    copies = matrix.copies if budget_s else 1
+    copies = copies_of(matrix, request, budget_s)
 
     def run(count: int) -> None:
         for copy in range(copies):
@@ -93,7 +98,7 @@ def _measure(request: Request, kind: Kind, shape: tuple[int, int], rows: int, bu
 
     matrix = float_matrix(_SEED, *shape, kind)
     stored = torch.from_numpy(np.array(matrix.stored[0])).to(request.device)
-    copies = [stored.clone() for _ in range(matrix.copies if budget_s else 1)]
+    copies = [stored.clone() for _ in range(copies_of(matrix, request, budget_s))]
     return measure(request, kind, matrix, lambda copy, given: given @ copies[copy], rows, budget_s)
 
 
