@@ -189,7 +189,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     def few(*given: Any) -> tuple[trying.Attempt, ...]:
         kept = [one for one in every(*given) if one.probe in ("host", "ort-cpu", "tensorrt")]
         quick = [replace(one.request, measure_s=0.01, copy_bytes=1 << 20, shapes=((128, 64),)) for one in kept]
-        return tuple(replace(one, request=request) for one, request in zip(kept, quick, strict=True))
+        return tuple(replace(one, request=it, seconds=600.0) for one, it in zip(kept, quick, strict=True))
 
     monkeypatch.setattr(trying, "attempts", few)
 

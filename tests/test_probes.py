@@ -77,6 +77,13 @@ def test_a_bundle_without_such_a_layer_is_a_note(tmp_path: Path) -> None:
     assert outcome.ended == "finished" and "cannot be read" in outcome.told.notes[0] and not outcome.told.layers
 
 
+def test_a_layer_for_tensorrt_is_not_held_against_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = ort.bundle_layer
+    monkeypatch.setattr(ort, "bundle_layer", lambda place: replace(real(place), start=ort.EMBEDDINGS))
+    outcome = run(ort.probe, replace(SMALL, shapes=(), bundle=str(tiny.bundle())))
+    assert outcome.ended == "finished" and not outcome.told.layers and "for TensorRT" in outcome.told.notes[0]
+
+
 def test_a_first_product_that_is_wrong_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ort, "difference", lambda *_: None)
     outcome = run(ort.probe, replace(SMALL, shapes=()))
@@ -155,7 +162,7 @@ def test_tensorrt_leaves_out_a_bundle_of_the_other_dialect() -> None:
 def test_a_bundles_layer_in_tensorrt(monkeypatch: pytest.MonkeyPatch) -> None:
     """The layer of a bundle of onnxruntime plays one of TensorRT's dialect: its weights lie in a file, caches beside
     it, and only the reference knows the type of what it gives."""
-    monkeypatch.setattr(trt, "_INPUT_OF_THE_DIALECT", "x0")
+    monkeypatch.setattr(trt, "EMBEDDINGS", "x0")
     with processor_as_device():
         outcome = run(trt.probe, replace(CUDA, shapes=(), bundle=str(tiny.bundle())))
     layer = outcome.told.layers[-1]

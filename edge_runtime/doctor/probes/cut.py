@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from .graphs import Edge, TensorHead, attributes_of, edge_bytes, edge_of, tensor_head, with_attribute
 from .wire import Field, decode, encode, texts
 
-STARTS = ("embeddings", "x0")
+EMBEDDINGS = "embeddings"
+"""Input of bodies for TensorRT, which take no token ids."""
+STARTS = (EMBEDDINGS, "x0")
 """Rows that enter the first layer: an input of the graph, or what the embedding hands out."""
 ENDS = ("a1", "x1", "hidden")
 """Rows that leave it: normed for the next layer, as they are, or (of a single layer) as the model hands them out."""

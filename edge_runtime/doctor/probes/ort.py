@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ...errors import BundleError
 from ..outcome import Copy, Device, Kind, LayerResult, Product, Request
-from .cut import NoLayer, with_level
+from .cut import EMBEDDINGS, NoLayer, with_level
 from .graphs import Constant, Edge, Node, model
 from .layers import ROUNDED_ACTIVATIONS, TOLERANCES, Case, block_node, bundle_layer, made_up_layer
 from .matrices import Matrix, block_matrix, difference, float_matrix, relative, rows_of
@@ -61,9 +61,13 @@ def probe(request: Request, teller: Teller) -> None:
         teller.stage("copies on the device")
         teller.copy(_device_copy(request))
     teller.stage("one layer")
+    if request.bundle is None:
+        teller.layer(_layer(made_up_layer("ort", _dtype(request.device)), request))
+        return
     try:
-        case = made_up_layer("ort", _dtype(request.device)) if request.bundle is None \
-            else bundle_layer(Path(request.bundle))  # fmt: skip
+        case = bundle_layer(Path(request.bundle))
+        if request.device == "cpu" and case.start == EMBEDDINGS:
+            raise NoLayer("it is for TensorRT, and what it is held against there runs here")
         teller.layer(_layer(case, request))
     except (NoLayer, BundleError) as problem:
         teller.note(f"no layer of the bundle was compared: {problem}")

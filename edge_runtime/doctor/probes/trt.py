@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ...errors import BundleError, DeviceError
 from ..outcome import Kind, LayerResult, Product, Request
-from .cut import NoLayer, with_output
+from .cut import EMBEDDINGS, NoLayer, with_output
 from .device_arrays import DeviceArrays
 from .graphs import Constant, Edge, Node, model
 from .layers import TOLERANCES, Case, bundle_layer, made_up_layer
@@ -31,7 +31,6 @@ _SEED = 7
 _TOLERANCE = 1e-2
 _LAYER_ROWS = 4
 _WORKSPACE = 256 << 20
-_INPUT_OF_THE_DIALECT = "embeddings"
 
 Shapes = Mapping[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
 """Least, usual and largest shape of each input."""
@@ -63,7 +62,7 @@ def probe(request: Request, teller: Teller) -> None:
     teller.stage("one layer of the bundle")
     try:
         case = bundle_layer(Path(request.bundle))
-        if case.start != _INPUT_OF_THE_DIALECT:
+        if case.start != EMBEDDINGS:
             raise NoLayer("it was exported for onnxruntime")
         teller.layer(_layer(case, request, device))
     except (NoLayer, BundleError, ModuleNotFoundError) as problem:  # without onnxruntime there is no reference
