@@ -72,7 +72,9 @@ def test_a_crash_after_all_was_told_is_none() -> None:
     assert tried("tell(finished=True); os.kill(os.getpid(), signal.SIGSEGV)").ended == "finished"
 
 
-@pytest.mark.parametrize("ending", ["while True: pass", "time.sleep(300)", "os.close(int(sys.argv[2])); time.sleep(300)"])
+@pytest.mark.parametrize(
+    "ending", ["while True: pass", "time.sleep(300)", "os.close(int(sys.argv[2])); time.sleep(300)"]
+)
 def test_a_hang_is_ended(ending: str) -> None:
     began_s = time.monotonic()
     assert tried(ending, Limits(0.3, 1 << 30, 0)).ended == "hung"
