@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -291,3 +292,11 @@ def test_the_layer_that_is_made_up_gives_what_it_expects(style: str, dtype: str)
     assert case.expected is not None
     expected = case.expected(feeds)
     assert np.max(np.abs(result - expected)) < 0.02 * np.max(np.abs(expected))
+
+
+@pytest.mark.parametrize("body", ["", "target.nf4"])
+def test_a_bundle_without_a_graph_has_no_layer(body: str) -> None:
+    manifest = read_manifest(tiny.bundle())
+    alone = replace(manifest.model(TARGET), stem=None, body=body)
+    with pytest.raises(NoLayer, match="no graph"):
+        bundle_shapes(tiny.bundle(), replace(manifest, models={TARGET: alone}), 2, 1 << 20)

@@ -76,6 +76,8 @@ def bundle_shapes(directory: Path, manifest: Manifest, most: int, most_values: i
 def _layer_of(directory: Path, manifest: Manifest) -> Layer:
     target = manifest.model(TARGET)
     name = target.stem or target.body
+    if not name.endswith(".onnx"):
+        raise NoLayer("it has weights alone, and no graph")
     try:
         data = (directory / name).read_bytes()
     except OSError as problem:
