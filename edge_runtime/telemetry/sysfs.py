@@ -128,11 +128,12 @@ def _memory(root: Path, problems: list[str]) -> MemoryReading | None:
         return None
     swap = sizes.get("SwapTotal", 0)
     return MemoryReading(
-        sizes["MemTotal"], sizes["MemAvailable"], swap, swap - sizes.get("SwapFree", swap), _free_blocks(root)
+        sizes["MemTotal"], sizes["MemAvailable"], swap, swap - sizes.get("SwapFree", swap), free_blocks(root)
     )
 
 
-def _free_blocks(root: Path) -> int | None:
+def free_blocks(root: Path) -> int | None:
+    """Of 4 MB, in all zones; ``None``: the kernel does not tell."""
     text = read_text(f"{root}/proc/buddyinfo")
     rows = re.findall(r"^Node\s+\d+,\s+zone\s+\S+\s+([\d ]+)$", text or "", re.MULTILINE)
     if not rows:
