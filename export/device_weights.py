@@ -7,6 +7,7 @@ transposed in the file is written through a mapping of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,10 +84,8 @@ def in_float16(name: str, scales: Floats, levels: Bytes) -> tuple[NDArray[np.flo
 def shared_embedding(table: Dense, scale: float) -> EmbeddingTable:
     """The head's own matrix, where that is a dense one of all rows."""
     assert not table.transposed
-    dtype = "float32" if table.data.dtype == "float32" else "float16"
-    return EmbeddingTable(
-        table.data.file, table.data.offset, dtype, table.rows, table.columns, scale
-    )  # fmt: skip
+    dtype: Literal["float32", "float16"] = "float32" if table.data.dtype == "float32" else "float16"
+    return EmbeddingTable(table.data.file, table.data.offset, dtype, table.rows, table.columns, scale)
 
 
 def store_embedding(

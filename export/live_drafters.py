@@ -242,6 +242,7 @@ def _self_plan(wanted: SelfDraft, plan: ModelPlan, target: WrittenModel) -> Mode
         graph=graph,
         shares=tuple(range(len(graph.kv_layers))),
         stem_of=target.model if target.model.stem is not None else None,
+        embedding=target.model.embedding,
     )
 
 

@@ -128,7 +128,7 @@ class ExportRecipe:
 
     def _unfit_for_tensorrt(self) -> Iterator[str]:
         of_draft = self.draft or DraftRecipe()
-        given = {"precision": self.precision, "head_precision": self.head_precision}
+        given: dict[str, str | None] = {"precision": self.precision, "head_precision": self.head_precision}
         given |= {"draft.precision": of_draft.precision, "draft.head_precision": of_draft.head_precision}
         given |= {"drafter_precision": self.drafter_precision}
         for key, precision in given.items():
@@ -140,7 +140,7 @@ class ExportRecipe:
             yield f"block_size must be 64 or 128, not {self.scale_block}"
         if self.candidates > _MOST_CANDIDATES_OF_TENSORRT:
             yield f"candidates: {self.candidates}, but its TopK gives {_MOST_CANDIDATES_OF_TENSORRT} at most"
-        for key, asked in (("trees", self.trees), ("self_draft", self.self_draft), ("heads", self.heads)):
+        for key, asked in (("trees", self.trees), ("heads", self.heads)):
             if asked:
                 yield f"{key} is not there for it yet; leave it out"
 

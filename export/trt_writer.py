@@ -85,6 +85,7 @@ def write_model(directory: Path, plan: ModelPlan, recipe: ExportRecipe, progress
         kv_dtype="float16" if half else "float32",
         layers=graph.kv_layers,
         io=tuple(line for name, proto in graphs.items() for line in io_table(name, proto)),
+        shares=plan.shares,
         hidden_input=graph.hidden_input,
         graphs=_needs(plan.role, graph, graphs),
         dialect="tensorrt",

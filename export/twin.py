@@ -24,7 +24,7 @@ from .gguf_blocks import pack_nibbles, unpack_nibbles
 from .graph import Graph, Linear
 from .model_writer import ModelPlan, write_model
 from .recipe import ExportRecipe
-from .weights import Blocks, Dense, Stored, WeightFile
+from .weights import Blocks, Dense, Region, Stored, WeightFile
 
 _SLAB = 4096
 """Rows that are converted at a time; even."""
@@ -89,7 +89,7 @@ def _product(file: WeightFile, bundle: Path, tensors: Tensors, name: str) -> Sto
     return Dense(rows, columns, _as_float32(file, source), transposed)
 
 
-def _as_float32(file: WeightFile, source: NDArray[Any]) -> Any:
+def _as_float32(file: WeightFile, source: NDArray[Any]) -> Region:
     region = file.reserve("float32", source.shape)
     for start in range(0, len(source), _SLAB):
         file.write(region, source[start : start + _SLAB].astype(np.float32), start)

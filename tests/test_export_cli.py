@@ -98,7 +98,7 @@ def test_the_help_of_an_export_says_what_is_allowed_and_what_is_the_default() ->
     printed = " ".join(done("export", "--help").split())
     for words in ("[exact|fp32|fp16|int8|int4]", "4|1", "32|64|128", "FILE|builtin|none"):
         assert words in printed
-    for default in ("exact", "4", "32", "4096", "builtin"):
+    for default in ("exact", "4", "32; tensorrt: 64", "4096", "builtin", "onnxruntime"):
         assert f"[default: {default}]" in printed
 
 

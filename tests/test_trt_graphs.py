@@ -13,19 +13,22 @@ import onnxruntime
 import pytest
 import tiny_bundle
 from click.testing import CliRunner
+from safetensors.numpy import load_file, save_file
 from tiny_drafters import Oracle, random_drafter, save
 from tiny_models import TinyConfig, export_tiny, run_in_chunks, save_tiny
 
-from edge_runtime.bundle import MTP, TARGET, Manifest, read_manifest
+from edge_runtime.bundle import MTP, SELF, TARGET, Manifest, read_manifest
 from edge_runtime.engines.opening import open_engine
 from edge_runtime.engines.ort_settings import OrtSettings
 from edge_runtime.engines.protocol import Engine, HeadRequest, Ids, StepInput
 from edge_runtime.errors import BundleError, ConfigError
 from edge_runtime.soundness import refuse_unsound
 from export.__main__ import main
+from export.activations import largest_activations
 from export.build import build_bundle
 from export.checkpoint import open_checkpoint
-from export.recipe import DraftRecipe, ExportRecipe
+from export.dialects.trt import HEADROOM
+from export.recipe import DraftRecipe, ExportRecipe, SelfDraftRecipe
 from export.twin import write_twin
 from export.twin_parity import compare_twins
 
@@ -48,10 +51,12 @@ def some_ids(count: int = 48) -> Ids:
     return np.random.default_rng(7).integers(3, 500, count).astype(np.int64)
 
 
-def opened(directory: Path, manifest: Manifest, role: str = TARGET, **settings: Any) -> Engine:
+def opened(
+    directory: Path, manifest: Manifest, role: str = TARGET, target: Engine | None = None, **settings: Any
+) -> Engine:
     backend = "reference" if manifest.models[role].dialect == "tensorrt" else "onnxruntime"
     given = {"capacity": 100, "threads": 1, "max_rows": 48, "max_head_rows": 48, **settings}
-    return open_engine(directory, manifest, role, backend, OrtSettings(**given))  # type: ignore[arg-type]
+    return open_engine(directory, manifest, role, backend, OrtSettings(**given), target)  # type: ignore[arg-type]
 
 
 def test_fp32_equals_the_other_dialect_in_chunks_of_any_size(tiny: Path, tmp_path: Path) -> None:
@@ -91,6 +96,23 @@ def test_a_twin_of_other_weights_is_noticed(tmp_path: Path) -> None:
     other, theirs = export_tiny(tmp_path / "ort", sources[1], precision="fp32")
     found = compare_twins(directory, manifest, other, theirs, some_ids(8))
     assert not found.agrees and found.max_abs_logit_error > 0.1
+
+
+def test_sums_beyond_float16_stay_finite(tmp_path: Path) -> None:
+    """Ten thousand times the last product of each layer, which its norm takes out again."""
+    source = save_tiny(tmp_path / "checkpoint", TinyConfig(layers=2))
+    (file,) = source.glob("*.safetensors")
+    weights = load_file(file)
+    for name in weights:
+        if name.endswith("down_proj.weight"):
+            weights[name] *= 1e4
+    save_file(weights, file, metadata={"format": "pt"})
+    wanted = run_in_chunks(opened(*export_tiny(tmp_path / "ort", source, precision="fp32")), some_ids(), [48])
+    directory, manifest = export_tiny(tmp_path / "trt", source, engine="tensorrt", precision="fp16")
+    found = run_in_chunks(opened(directory, manifest), some_ids(), [48])
+    assert np.abs(found - wanted).max() <= 0.1 * np.std(wanted)
+    largest = largest_activations(directory, manifest.models[TARGET], np.ones((16, 64), np.float32)).narrow
+    assert largest is not None and 65504 / HEADROOM < largest.magnitude < 65504
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int4"])
@@ -167,11 +189,13 @@ def checkpoint() -> Any:
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """In fp32, with a reduced draft and a multi-token drafter of a width of its own."""
+    """In fp32, with a reduced draft, the same layers as a self-draft, and a multi-token drafter of its own width."""
     folder = tmp_path_factory.mktemp("bundles")
     drafter = save(folder / "mtp", random_drafter(checkpoint(), width=96))
     draft = DraftRecipe(layers=2, vocab_rows=128)
-    build_bundle(wanted_recipe(folder / "b", precision="fp32", mtp=str(drafter), draft=draft), silent)
+    stem = SelfDraftRecipe(layers=2, vocab_rows=128)
+    keys = {"precision": "fp32", "mtp": str(drafter), "draft": draft, "self_draft": stem}
+    build_bundle(wanted_recipe(folder / "b", **keys), silent)
     return folder / "b"
 
 
@@ -220,6 +244,19 @@ def test_a_reduced_draft_names_tokens(bundle: Path) -> None:
         assert head.gathered[row] == logits[row]
 
 
+def test_a_self_draft_goes_on_from_what_its_target_has_run(bundle: Path) -> None:
+    """It says what a pruned draft of the same layers says, which has run all of the text by itself."""
+    manifest, ids = read_manifest(bundle), some_ids(12)
+    target, draft = opened(bundle, manifest), opened(bundle, manifest, "draft")
+    own = opened(bundle, manifest, SELF, target=target)
+    target.forward(StepInput(0, ids[:9], 0, None))
+    own.forward(StepInput(0, ids[9:], 9, HeadRequest(0, 3)))
+    draft.forward(StepInput(0, ids, 0, HeadRequest(9, 12)))
+    for row in range(3):
+        assert np.abs(own.logits(row) - draft.logits(row)).max() <= 1e-4
+    assert "target.weights" in manifest.models[SELF].weights, "its layers are the target's bytes"
+
+
 def test_parity_prints_what_the_dialect_costs(tmp_path: Path) -> None:
     build_bundle(wanted_recipe(tmp_path / "b", precision="int4", head_precision="int4"), silent)
     table = read_manifest(tmp_path / "b").models[TARGET].embedding
@@ -232,9 +269,9 @@ def test_parity_prints_what_the_dialect_costs(tmp_path: Path) -> None:
     assert found.exit_code == 0, found.output
     told = json.loads(found.stdout)
     assert told["twin"]["max_abs_logit_error"] <= told["twin"]["tolerance"] == 2e-2
-    assert 0 < told["nll_bundle"] and told["twin"]["activations"]["wide"]["magnitude"] > 0
+    assert told["nll_bundle"] > 0 and told["twin"]["activations"]["wide"]["magnitude"] > 0
     printed = CliRunner().invoke(main, common).stdout
-    for words in ("tolerance", "within", "max |activation| in float16", "top-1 agreement", "max |dlogit|"):
+    for words in ("tolerance", "within", "rollback", "max |activation| in float16", "top-1 agreement", "max |dlogit|"):
         assert words in printed
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "text.txt"], "the twin is gone"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -102,12 +103,12 @@ def graph(
     nodes: list[onnx.NodeProto],
     inputs: list[onnx.ValueInfoProto],
     outputs: list[onnx.ValueInfoProto],
-    constants: list[onnx.TensorProto] = [],  # noqa: B006
+    constants: Sequence[onnx.TensorProto] = (),
     opset: int = 21,
     contrib: bool = False,
 ) -> onnx.ModelProto:
     opsets = [helper.make_opsetid("", opset)] + [helper.make_opsetid("com.microsoft", 1)] * contrib
-    made = helper.make_graph(nodes, "g", inputs, outputs, constants)
+    made = helper.make_graph(nodes, "g", inputs, outputs, list(constants))
     return helper.make_model(made, opset_imports=opsets, ir_version=10)
 
 

@@ -17,6 +17,7 @@ from onnx import TensorProto
 
 from edge_runtime.errors import ConfigError
 
+from ..cut import reads
 from ..graph import (
     AddNorm,
     Attention,
@@ -39,6 +40,9 @@ from .trt_nodes import TrtNodes
 from .trt_readout import spell_readout
 
 EMBEDDINGS = "embeddings"
+HEADROOM = 16.0
+"""A power of two that the last product of a layer is divided by: it sums up thousands of gated values, and the norm
+behind it does not care."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,7 @@ class _Speller:
 
     def __init__(self, graph: Graph, spelling: TrtSpelling) -> None:
         self._eps, self._spelling = graph.rms_eps, spelling
+        self._lowered = _lowered(graph) if spelling.half else frozenset[str]()
         self._widths: dict[str, int] = {}
         """Columns of each product's result: parts are cut off by their sizes."""
         self.nodes = TrtNodes(spelling.half)
@@ -125,7 +130,8 @@ class _Speller:
             case Embed():
                 nodes.node("Identity", [EMBEDDINGS], op.out)
             case RmsNorm():
-                nodes.rms_norm(op.out, op.x, self._vector(op.weight), self._eps)
+                eps = self._eps * HEADROOM**-2 if op.x in self._lowered else self._eps
+                nodes.rms_norm(op.out, op.x, self._vector(op.weight), eps)
             case AddNorm():
                 nodes.node("Add", [op.x, op.delta], op.total)
                 nodes.rms_norm(op.out, op.total, self._vector(op.weight), self._eps)
@@ -156,7 +162,10 @@ class _Speller:
     def _linear(self, op: Linear) -> None:
         nodes, part, name = self.nodes, self._spelling.weights[op.weights], "+".join(op.weights)
         self._widths[op.out] = part.rows
-        x = nodes.narrow(op.x)
+        x = op.x
+        if op.out in self._lowered:
+            x = nodes.node("Mul", [x, nodes.floats("headroom", 1 / HEADROOM)], f"{x}.lowered")
+        x = nodes.narrow(x)
         result = f"{op.out}.narrow" if nodes.half else op.out
         if isinstance(part, Columns):
             nodes.node("MatMul", [x, self._dequantised(name, part)], result)
@@ -174,3 +183,14 @@ class _Speller:
         nodes = self.nodes
         inputs = [nodes.external(name, part.quants), nodes.external(f"{name}.scales", part.scales)]
         return nodes.node("DequantizeLinear", inputs, f"{name}.dequantised", axis=0, block_size=part.block_size)
+
+
+def _lowered(graph: Graph) -> frozenset[str]:
+    """Results of products of gated values that nothing reads but a norm: x / n normed with eps / n^2 is x normed."""
+    gated = {op.out for op in graph.body if isinstance(op, GatedGelu)}
+    readers: dict[str, list[Op]] = {}
+    for op in graph.body:
+        for name in reads(op):
+            readers.setdefault(name, []).append(op)
+    sums = [op for op in graph.body if isinstance(op, Linear) and op.x in gated]
+    return frozenset(op.out for op in sums if all(isinstance(one, RmsNorm) for one in readers.get(op.out, ())))

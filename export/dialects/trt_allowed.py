@@ -2,7 +2,7 @@
 
 A newer parser takes more than the one of JetPack 6.2, so that its consent is a check and no proof: this list holds
 what the dialect uses and nothing else, with the limits that the operators had in 10.3 (its support matrix, its release
-notes) or that speed hangs on. An operator that is not here is refused: whoever adds one looks up what 10.3 does with it.
+notes) or that speed hangs on. What is not here is refused: whoever adds an operator looks up what 10.3 does with it.
 """
 
 from __future__ import annotations
@@ -38,11 +38,9 @@ def _problems(model: onnx.ModelProto) -> Iterator[str]:
         return
     if model.functions or model.graph.sparse_initializer:
         yield "local functions or sparse constants"
-    try:
-        typed = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
-    except onnx.shape_inference.InferenceError as problem:
-        yield "types or shapes do not agree: " + " ".join(str(problem).split())
-        typed = onnx.shape_inference.infer_shapes(model)
+    typed, problem = _inferred(model)
+    if problem:
+        yield f"types or shapes do not agree: {problem}"
     view = _View(typed.graph)
     for value in (*model.graph.input, *model.graph.output):
         if value.type.tensor_type.elem_type not in _NUMBERS:
@@ -54,6 +52,18 @@ def _problems(model: onnx.ModelProto) -> Iterator[str]:
             yield f"{tensor.name}: 4-bit values that are not dequantised first"
     for node in model.graph.node:
         yield from (f"{node.op_type} {node.name or node.output[0]}: {problem}" for problem in _of_node(view, node))
+
+
+def _inferred(model: onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
+    """With all types and shapes that can be told, and why not all could be."""
+    try:
+        return onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True), ""
+    except onnx.shape_inference.InferenceError as problem:
+        told = " ".join(str(problem).split())
+    try:
+        return onnx.shape_inference.infer_shapes(model), told
+    except onnx.shape_inference.InferenceError:
+        return model, told
 
 
 def _of_node(view: _View, node: NodeProto) -> Iterator[str]:

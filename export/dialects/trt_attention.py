@@ -14,7 +14,6 @@ from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import TensorProto
 
 from edge_runtime.errors import ConfigError
 

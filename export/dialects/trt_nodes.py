@@ -11,7 +11,6 @@ from onnx import TensorProto, helper
 
 from .ort_nodes import IR_VERSION, OPSET, Nodes
 
-
 _ROOT = float(np.sqrt(2.0 / np.pi))
 
 
@@ -62,7 +61,7 @@ class TrtNodes(Nodes):
         """Written out: the operator is of opset 23."""
         square = self.node("Mul", [x, x], f"{out}.square")
         mean = self.node("ReduceMean", [square, self.ints(-1)], f"{out}.mean", keepdims=1)
-        above = self.node("Add", [mean, self.floats("eps", eps)], f"{out}.above")
+        above = self.node("Add", [mean, self.floats(f"eps_{eps!r}", eps)], f"{out}.above")
         unit = self.node("Div", [x, self.node("Sqrt", [above], f"{out}.root")], f"{out}.unit")
         return self.node("Mul", [unit, weight], out)
 
