@@ -58,7 +58,7 @@ class EngineConfig:
     engines: str | None = None
     """Directory of what ``edge-runtime build`` made of a bundle for TensorRT; ``None``: in the bundle itself."""
     cuda_graphs: Literal["none", "captured"] = "none"
-    """On a device, whether runs of few rows are captured and launched again: fewer microseconds each, for more memory."""
+    """On a device, whether runs of few rows are captured and launched again: fewer microseconds, for more memory."""
     cpu_fallback: bool = False
     """With ``device: cuda``: what has no kernel there may run on the processor; else the bundle does not load."""
 

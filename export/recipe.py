@@ -63,8 +63,8 @@ class ExportRecipe:
     engine: EngineName = _key(
         "onnxruntime",
         "what runs the bundle; tensorrt: graphs for TensorRT 10.3 and later, in fp32, fp16 or symmetric int4, of "
-        "Gemma 2 and 3 (docs/tensorrt.md); nf4: torch and bitsandbytes, with 4-bit NF4 weights and a float16 table, whatever "
-        "precision and calibration say (they keep their defaults)",
+        "Gemma 2 and 3 (docs/tensorrt.md); nf4: torch and bitsandbytes, with 4-bit NF4 weights and a float16 table, "
+        "whatever precision and calibration say (they keep their defaults)",
     )
     name: str | None = _key(None, "name in the manifest; the output's own name when left out")
     precision: Precision = _key(

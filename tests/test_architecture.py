@@ -42,7 +42,8 @@ EXPORT_COMMAND_LINE = ("export/__main__.py", "export/heads_command.py", "export/
 EXPORT_COMMAND_LINE += ("export/quality_command.py",)
 COMMAND_LINE_SEES = frozenset({"console", "parameters"})
 # What runs bundles may see more.
-EXPORT_RUNS_BUNDLES = ("export/parity.py", "export/twin_parity.py", "export/quality.py", "export/train*", "export/demo.py")
+EXPORT_RUNS_BUNDLES = ("export/parity.py", "export/twin_parity.py", "export/quality.py")
+EXPORT_RUNS_BUNDLES += ("export/train*", "export/demo.py")
 
 _COMMAND_LINES = ("edge_runtime/cli/*", "edge_runtime/bench/*", "edge_runtime/console.py", "export/*")
 _COMMAND_LINES += ("edge_runtime/parameters.py",)
