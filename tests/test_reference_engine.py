@@ -40,10 +40,9 @@ def drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def built(drafter: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """In float16, as a board has it, with a draft that is the whole target, and heads of fewer tokens."""
+    """In float16, as a board has it, with a draft that is the whole target."""
     folder = tmp_path_factory.mktemp("trt") / "bundle"
-    draft = DraftRecipe(layers=6, vocab_rows=448)
-    return exported(folder, drafter, engine="tensorrt", precision="fp16", draft=draft)
+    return exported(folder, drafter, engine="tensorrt", precision="fp16", draft=DraftRecipe(layers=6))
 
 
 def loaded(bundle: Path, **settings: Any) -> LoadedBundle:
@@ -54,7 +53,7 @@ def test_it_drafts_with_all_that_the_bundle_has(built: Path) -> None:
     bundle = loaded(built)
     try:
         assert isinstance(bundle.target, DeltaEngine) and set(bundle.drafting) == {DRAFT, MTP}
-        assert bundle.target.info.keeps_hidden and bundle.drafting[DRAFT].info.vocab_size == 448
+        assert bundle.target.info.keeps_hidden
         prompt = bundle.tokenizer.encode("What a board would say")
         texts, accepted = {}, {}
         for name in ("none", "lookup", "draft", "mtp"):
@@ -62,7 +61,7 @@ def test_it_drafts_with_all_that_the_bundle_has(built: Path) -> None:
             decode(bundle.decoder(name, length_policy("3")), session)  # type: ignore[arg-type]
             texts[name], accepted[name] = session.generated.tolist(), session.totals
         assert texts["lookup"] == texts["draft"] == texts["mtp"] == texts["none"]
-        # A draft that is the target has everything accepted but what its head lacks.
+        # A draft that is the target has everything accepted, but for a near-tie.
         assert accepted["draft"].accepted >= 0.9 * accepted["draft"].drafted > 10
     finally:
         bundle.close()

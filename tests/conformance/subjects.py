@@ -24,7 +24,6 @@ from edge_runtime.testing import FakeEngine, FakeModel
 
 ENGINES = ("fake", "delta", "ort", "reference", "nf4", "tensorrt")
 """By their names on the command line. ``delta`` is the logic of ``DeltaEngine`` over a device of numpy."""
-FAMILIES = ("gemma2", "gemma3")
 
 
 @dataclass(frozen=True)
@@ -167,7 +166,6 @@ _BACKENDS: dict[str, Backend] = {"ort": "onnxruntime", "reference": "reference",
 _REDUCED = np.arange(0, 64, 2)
 _FAKES: dict[str, list[Case]] = {
     "fake": [
-        Case("fake", "model", EXACT, _fake),
         Case("fake", "pairs", EXACT, lambda bundles, wanted: _fake(bundles, wanted, min_rows=2)),
         Case("fake", "trees", EXACT, lambda bundles, wanted: _fake(bundles, wanted, trees=True)),
         Case("fake", "reduced", EXACT, lambda bundles, wanted: _fake(bundles, wanted, token_ids=_REDUCED), True),
@@ -181,12 +179,10 @@ _FAKES: dict[str, list[Case]] = {
 
 
 def _ort_cases() -> list[Case]:
-    fp32 = [Case("ort", family, FLOAT32, _tiny("onnxruntime", family, {"precision": "fp32"})) for family in FAMILIES]
-    trees = _tiny("onnxruntime", "gemma3", {"precision": "fp32", "trees": True})
     rounded = {"precision": "int8"}
     return [
-        *fp32,
-        Case("ort", "gemma3-trees", FLOAT32, trees),
+        Case("ort", "gemma2", FLOAT32, _tiny("onnxruntime", "gemma2", {"precision": "fp32"})),
+        Case("ort", "gemma3-trees", FLOAT32, _tiny("onnxruntime", "gemma3", {"precision": "fp32", "trees": True})),
         Case("ort", "gemma3-int8", BYTES, _tiny("onnxruntime", "gemma3", rounded)),
         Case("ort", "gemma3-int8-pairs", PAIRS, _tiny("onnxruntime", "gemma3", rounded, deterministic=True)),
     ]
@@ -197,8 +193,11 @@ def _reference_cases() -> list[Case]:
         opener = _tiny("reference", family, {"engine": "tensorrt", **recipe})
         return Case("reference", f"{family}-{recipe['precision']}", tolerance, opener)
 
-    floats = [case(family, FLOAT32, precision="fp32") for family in FAMILIES]
-    return [*floats, case("gemma3", HALF, precision="fp16"), case("gemma2", HALF, precision="int4")]
+    return [
+        case("gemma3", FLOAT32, precision="fp32"),
+        case("gemma3", HALF, precision="fp16"),
+        case("gemma2", HALF, precision="int4"),
+    ]
 
 
 def _nf4_cases() -> list[Case]:
