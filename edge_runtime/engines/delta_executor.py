@@ -58,6 +58,9 @@ class CachePlace:
     """Bytes from the start of the slot to [kv_heads, capacity, head_dim] of the keys."""
     value: int
 
+    def begin(self, part: Part) -> int:
+        return self.key if part == "key" else self.value
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -80,7 +83,7 @@ class Layout:
 
     def past(self, slot: int, cache: int, part: Part) -> int:
         """Bytes into the arena: the address of ``past_<part>_<cache>`` [1, kv_heads, capacity, head_dim]."""
-        return slot * self.slot_bytes + getattr(self.caches[cache], part)
+        return slot * self.slot_bytes + self.caches[cache].begin(part)
 
     def new(self, rows: int) -> tuple[tuple[int, int], ...]:
         """[caches] bytes into the region of new rows, where ``new_key_i`` and ``new_value_i`` of so many rows begin."""
@@ -102,7 +105,7 @@ class Layout:
             row = place.head_dim * self.item
             for part, source in zip(PARTS, begins[cache], strict=True):
                 lines.append(
-                    Copy2d(source, rows * row, getattr(place, part), self.capacity * row, count * row, place.kv_heads)
+                    Copy2d(source, rows * row, place.begin(part), self.capacity * row, count * row, place.kv_heads)
                 )
         return tuple(_merged(lines))
 
@@ -118,7 +121,7 @@ class Layout:
             place = self.caches[cache]
             row = place.head_dim * self.item
             for part in PARTS:
-                begins = [slot * self.slot_bytes + getattr(place, part) + at * row for slot, at in (source, target)]
+                begins = [slot * self.slot_bytes + place.begin(part) + at * row for slot, at in (source, target)]
                 pitch = self.capacity * row
                 lines.append(Copy2d(begins[0], pitch, begins[1], pitch, count * row, place.kv_heads))
         return tuple(_merged(lines))
