@@ -11,7 +11,7 @@ import click
 from rich.table import Table
 
 from edge_runtime import __version__
-from edge_runtime.bundle import Manifest, file_problems, read_manifest
+from edge_runtime.bundle import TARGET, Manifest, file_problems, read_manifest
 from edge_runtime.console import OneLineErrors, plain_console
 from edge_runtime.errors import BundleError, ConfigError
 from edge_runtime.files import read_text_at_most
@@ -21,13 +21,14 @@ from edge_runtime.schema import structure
 from .heads_command import fit_heads
 from .progress import progress_bars
 from .quality_command import quality
-from .recipe import ExportRecipe, Precision, explain, read_recipe
+from .recipe import EngineName, ExportRecipe, Precision, explain, read_recipe
 from .training.command import train_drafter
 
 _MOST_TEXT_BYTES = 1 << 24
 _OVERRIDES = (
     "source",
     "output",
+    "engine",
     "precision",
     "head_precision",
     "accuracy_level",
@@ -64,6 +65,11 @@ def _default(key: str) -> str:
 )
 @click.option("--output", type=Word(), metavar="DIR", help="Directory of the bundle; required without a recipe.")
 @click.option(
+    "--engine",
+    type=click.Choice(get_args(EngineName)),
+    help="What runs it; tensorrt: fp32, fp16 or int4, built on the device." + _default("engine"),
+)
+@click.option(
     "--precision",
     type=click.Choice(get_args(Precision)),
     help="exact: the blocks of a GGUF as they are; the others from any checkpoint." + _default("precision"),
@@ -71,7 +77,7 @@ def _default(key: str) -> str:
 @click.option(
     "--head-precision",
     type=click.Choice(get_args(Precision)),
-    help="Of embedding and head.  [default: int8 for int4, otherwise the precision]",
+    help="Of embedding and head.  [default: int8 for int4 (tensorrt: fp16), otherwise the precision]",
 )
 @click.option(
     "--accuracy-level",
@@ -83,7 +89,7 @@ def _default(key: str) -> str:
     "--block-size",
     type=int,
     metavar="32|64|128",
-    help="Weights that share a scale, for int8 and int4." + _default("block_size"),
+    help="Weights that share a scale, for int8 and int4.  [default: 32; tensorrt: 64]",
 )
 @click.option(
     "--max-context", type=int, metavar="N", help="Longest context the bundle can serve." + _default("max_context")
@@ -152,6 +158,9 @@ def check(bundle: Path) -> None:
 @click.option("--greedy/--no-greedy", default=True, help="Also compare 64 greedy tokens on ten prompts.")
 @click.option("--deterministic", is_flag=True, help="Run the bundle in the deterministic mode.")
 @click.option("--head", type=click.Choice(["screened", "full"]), default="screened", help="Way through the head.")
+@click.option(
+    "--twin/--no-twin", default=True, help="Of a bundle for TensorRT: also compare with ONNX Runtime's own graphs."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def parity(
     bundle: Path,
@@ -160,42 +169,45 @@ def parity(
     greedy: bool,
     deterministic: bool,
     head: Literal["screened", "full"],
+    twin: bool,
     as_json: bool,
 ) -> None:
-    """Compare a BUNDLE with transformers in float32: agreement, logits, KL, NLL."""
+    """Compare a BUNDLE with transformers in float32: agreement, logits, KL, NLL.
+
+    One for TensorRT runs on ONNX Runtime here, and is also compared with the same weights in the graphs of that.
+    """
     from .checkpoint import open_checkpoint
-    from .parity import measure_parity, parity_prompts
+    from .parity import measure_parity, parity_prompts, parity_rows
+    from .twin_parity import measure_twin, twin_rows
 
     manifest = read_manifest(bundle)
     checkpoint = open_checkpoint(reference)
+    read = None if text is None else read_text_at_most(text, _MOST_TEXT_BYTES, "")
     with progress_bars() as progress:
         found = measure_parity(
             bundle,
             manifest,
             checkpoint,
-            text=None if text is None else read_text_at_most(text, _MOST_TEXT_BYTES, ""),
+            text=read,
             greedy_prompts=parity_prompts() if greedy else (),
             deterministic=deterministic,
             head=head,
             progress=progress,
         )
+        told = None
+        if twin and manifest.model(TARGET).dialect == "tensorrt":
+            told = measure_twin(bundle, manifest, checkpoint, read, progress=progress)
     if as_json:
-        click.echo(json.dumps(asdict(found)))
+        click.echo(json.dumps(asdict(found) | {"twin": None if told is None else asdict(told)}))
         return
-    model = manifest.model("target")
+    model = manifest.model(TARGET)
     table = Table(
         title=f"{bundle} ({model.precision}, accuracy level {model.accuracy_level}) against transformers fp32"
     )
     table.add_column("figure")
     table.add_column("value", justify="right")
-    table.add_row("predictions", str(found.tokens))
-    table.add_row("top-1 agreement", f"{found.top1_agreement:.4f}")
-    table.add_row("max |dlogit|", f"{found.max_abs_logit_error:.2e}")
-    table.add_row("mean KL (nats)", f"{found.mean_kl:.5f}")
-    table.add_row("NLL reference", f"{found.nll_reference:.4f}")
-    table.add_row("NLL bundle", f"{found.nll_bundle:.4f}")
-    for run in found.greedy:
-        table.add_row(f"greedy equal: {run.name}", f"{run.equal} of {run.of}")
+    for row in parity_rows(found) + ([] if told is None else twin_rows(told)):
+        table.add_row(*row)
     plain_console().print(table)
 
 

@@ -33,11 +33,11 @@ from .chat_template import template_for
 from .checkpoint import Checkpoint, open_checkpoint
 from .drafter import frequent_rows
 from .live_drafters import LiveDrafters, choose_live_drafters, write_live_drafters
-from .model_writer import ModelPlan, Progress, WrittenModel, write_model
-from .nf4_file import write_nf4_model
+from .model_writer import ModelPlan, Progress, WrittenModel
 from .output import free_place, new_directory
-from .recipe import DraftRecipe, ExportRecipe, Precision
+from .recipe import DraftRecipe, ExportRecipe
 from .tokenizer import TokenizerModel, build_tokenizer_model, vocabulary_difference
+from .writing import refuse_engine, write_model
 
 TOKENIZER_FILE = "tokenizer.model"
 TEMPLATE_FILE = "chat_template.jinja"
@@ -64,6 +64,7 @@ def build_bundle(recipe: ExportRecipe, progress: Progress, *, overwrite: bool = 
         raise ConfigError(
             f"max_context: {recipe.max_context}, but the checkpoint holds {target.config.max_position} tokens"
         )
+    refuse_engine(recipe, target)
     tokenizer = build_tokenizer_model(target)
     template = template_for(target)
     draft = _choose_draft(recipe, target, tokenizer)
@@ -114,6 +115,7 @@ def _choose_draft(recipe: ExportRecipe, target: Checkpoint, tokenizer: Tokenizer
     checkpoint = target
     if wanted.source is not None:
         checkpoint = open_checkpoint(Path(wanted.source))
+        refuse_engine(recipe, checkpoint)
         different = vocabulary_difference(tokenizer.pieces, build_tokenizer_model(checkpoint).pieces)
         if different:
             shown = ", ".join(f"{i}: {a!r} / {b!r}" for i, a, b in different[:5])
@@ -151,12 +153,11 @@ def _write_models(
             vocab_size=min(target.config.vocab_size, tokenizer.vocab_size),
             token_ids=None,
             precision=recipe.precision,
-            head_precision=recipe.head_precision or _head_default(recipe.precision),
+            head_precision=recipe.head_precision or recipe.head_default(recipe.precision),
             rounding=rounding,
             cut_after=None if living.self_draft is None else living.self_draft.layers,
         )
-        write = write_nf4_model if recipe.engine == "nf4" else write_model
-        written = write(directory, plan, recipe, progress)
+        written = write_model(directory, plan, recipe, progress)
     models, notes = {TARGET: written.model}, written.notes
     if recipe.draft is not None and draft is not None:
         draft_plan = _draft_plan(recipe, recipe.draft, draft, tokenizer, plan, written)
@@ -164,7 +165,7 @@ def _write_models(
         # A pruned draft of the target's precision is the target's own weights.
         draft_text = None if _all_reused(draft_plan) else calibration_ids(draft_recipe, tokenizer)
         with calibrated_rounding(directory, draft_recipe, draft.checkpoint, draft_text, progress) as rounding:
-            drafted = write(directory, replace(draft_plan, rounding=rounding), recipe, progress)
+            drafted = write_model(directory, replace(draft_plan, rounding=rounding), recipe, progress)
         models[DRAFT] = drafted.model
         notes += tuple(note for note in drafted.notes if not draft_plan.reuse)
     alive, more = write_live_drafters(directory, living, plan, written, recipe, progress)
@@ -182,7 +183,7 @@ def _draft_plan(
     checkpoint = draft.checkpoint
     precision = wanted.precision or recipe.precision
     head_precision = wanted.head_precision or (
-        _head_default(precision) if wanted.precision else target_plan.head_precision
+        recipe.head_default(precision) if wanted.precision else target_plan.head_precision
     )
     same = checkpoint is target_plan.checkpoint
     reuse = dict(target.weights) if same and precision == target_plan.precision else {}
@@ -200,17 +201,13 @@ def _draft_plan(
         precision=precision,
         head_precision=head_precision,
         reuse=reuse,
+        embedding=target.model.embedding if same else None,
     )
 
 
 def _all_reused(plan: ModelPlan) -> bool:
     """Whether the body of ``plan`` is stored already."""
     return any(name[0].startswith("layers.0.") for name in plan.reuse)
-
-
-def _head_default(precision: Precision) -> Precision:
-    # The table is a third of a small model and the most sensitive matrix of it: 4 bits cost quality there first.
-    return "int8" if precision == "int4" else precision
 
 
 def _memory_needs(directory: Path, models: dict[str, Model]) -> MemoryNeeds:

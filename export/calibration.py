@@ -70,7 +70,7 @@ def calibrated_rounding(
         def rounding(names: tuple[str, ...]) -> Rounding | None:
             # Once a product: the factorisation costs K^3, and the rows come in slabs.
             factor = input_factor(moments(names))
-            return lambda rows: gptq(rows, factor, recipe.block_size, symmetric=recipe.symmetric)
+            return lambda rows: gptq(rows, factor, recipe.scale_block, symmetric=recipe.without_zero_points)
 
         yield rounding
 
@@ -80,7 +80,8 @@ def input_moments(
 ) -> Callable[[tuple[str, ...]], Floats]:
     """X^T X / T [K, K] of the inputs of a product, by its weights' names. Activations live in ``directory``."""
     graph = describe(checkpoint.config).with_lookup_inside()
-    products = {op.weights: op.x for op in graph.body if isinstance(op, Linear)}
+    # The head among them, whose input is the body's output.
+    products = {op.weights: op.x for op in (*graph.head, *graph.body) if isinstance(op, Linear)}
     files = _run_body(directory, graph, checkpoint, ids, sorted(set(products.values())), progress)
 
     def moment(names: tuple[str, ...]) -> Floats:
@@ -104,7 +105,8 @@ def _run_body(
     with WeightFile(directory / "body.weights") as file:
         spelling = body_spelling(file, graph, plan, recipe, progress)
     body = spell_body(graph, spelling)
-    body.graph.output.extend(onnx.ValueInfoProto(name=value) for value in values)
+    given = {output.name for output in body.graph.output}
+    body.graph.output.extend(onnx.ValueInfoProto(name=value) for value in values if value not in given)
     onnx.save(body, directory / "body.onnx")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3

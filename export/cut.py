@@ -25,7 +25,7 @@ def cut_graph(graph: Graph, layers: int) -> tuple[Graph, Graph] | None:
         return None
     first, rest = graph.body[: place + 1], graph.body[place + 1 :]
     made = {out for op in first for out in _outs(op)}
-    crossing = {name for op in rest for name in _ins(op) if name in made}
+    crossing = {name for op in rest for name in reads(op) if name in made}
     # A layer that borrows another's keys and values names only its cache.
     whole = all(op.layer < layers for op in first if isinstance(op, Attention))
     whole = whole and all(op.layer >= layers for op in rest if isinstance(op, Attention))
@@ -42,7 +42,7 @@ def _outs(op: Op) -> set[str]:
     return {getattr(op, name) for name in ("out", "total") if hasattr(op, name)} | set(getattr(op, "outs", ()))
 
 
-def _ins(op: Op) -> set[str]:
+def reads(op: Op) -> set[str]:
     """Every value or weight that an operation names; weights are nobody's output."""
     found: set[str] = set()
     for field in dataclasses.fields(op):

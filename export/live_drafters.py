@@ -24,13 +24,14 @@ from .drafter import frequent_rows
 from .gemma import describe
 from .gemma4 import shared_layers
 from .graph import Graph
-from .model_writer import ModelPlan, Progress, Weights, WrittenModel, stem_io, write_model
+from .model_writer import ModelPlan, Progress, Weights, WrittenModel, stem_io
 from .multi_token import describe_multi_token, drafter_checkpoint
 from .parallel_heads import FittedHeads, HeadsConfig, describe_heads, heads_checkpoint, load_heads
 from .precision import refuse_mixed
 from .recipe import ExportRecipe
 from .tokenizer import TokenizerModel
 from .training.checkpoint import RECORD_NAME, WEIGHTS_NAME, DrafterConfig, TrainedDrafter, load_drafter
+from .writing import write_model
 
 _HEAD = ("head",)
 
@@ -67,7 +68,7 @@ class LiveDrafters:
 
 def choose_live_drafters(recipe: ExportRecipe, target: Checkpoint, tokenizer: TokenizerModel) -> LiveDrafters:
     """Raises ``CheckpointError`` and ``ConfigError``, one line each, before anything is written."""
-    half = recipe.half or recipe.precision == "fp16"
+    half = recipe.in_half
     for role, wanted in ((MTP, recipe.mtp), (HEADS, recipe.heads)):
         if wanted is not None:
             refuse_mixed(role, recipe.trained_precision, "int8", half)
@@ -210,6 +211,7 @@ def _plans(chosen: LiveDrafters, plan: ModelPlan, target: WrittenModel, recipe: 
             reuse=embedding,
             ropes=target.ropes,
             graph=describe_multi_token(own),
+            embedding=target.model.embedding,
         )
     if chosen.heads is not None:
         yield ModelPlan(
@@ -240,6 +242,7 @@ def _self_plan(wanted: SelfDraft, plan: ModelPlan, target: WrittenModel) -> Mode
         graph=graph,
         shares=tuple(range(len(graph.kv_layers))),
         stem_of=target.model if target.model.stem is not None else None,
+        embedding=target.model.embedding,
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from edge_runtime.bundle import TARGET, Lookup, MappedTensor, Model, Screen, Tensor
+from edge_runtime.bundle import TARGET, EmbeddingTable, Lookup, MappedTensor, Model, Screen, Tensor
 from edge_runtime.errors import ConfigError
 
 from .checkpoint import Checkpoint, effective_norm
@@ -25,7 +25,7 @@ from .graph import AddNorm, Attention, BorrowedAttention, Embed, Graph, GroupNor
 from .needs import needs_of
 from .precision import Rounding, cuda_notes, precision_notes, refuse_mixed, rounding_of, store_product
 from .recipe import ExportRecipe, Precision
-from .weights import Blocks, Region, Stored, WeightFile
+from .weights import Blocks, Dense, Region, Stored, WeightFile
 
 Progress = Callable[[str, int, int], None]
 """(what, bytes done, bytes in all), bytes of float32 weights read."""
@@ -70,6 +70,8 @@ class ModelPlan:
     """Layers of the stem, where a self-draft runs them alone; not every graph can be cut."""
     stem_of: Model | None = None
     """The target, whose stem is the body."""
+    embedding: EmbeddingTable | None = None
+    """The target's, where the host embeds for both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,8 @@ def write_model(directory: Path, plan: ModelPlan, recipe: ExportRecipe, progress
         lookup=lookup,
         graphs=needs_of(plan.role, graphs, table),
     )
-    return WrittenModel(model, tuple(_notes(plan, weights, half)), weights, spelling.ropes)
+    notes = (*model_notes(plan, weights), *device_notes(plan, weights, half))
+    return WrittenModel(model, notes, weights, spelling.ropes)
 
 
 def _body_graphs(plan: ModelPlan, graph: Graph, spelling: Spelling) -> dict[str, onnx.ModelProto]:
@@ -174,7 +177,13 @@ def _screen_graphs(plan: ModelPlan, graph: Graph, spelling: Spelling, candidates
     }
 
 
-def _notes(plan: ModelPlan, weights: Weights, half: bool) -> Iterator[str]:
+def device_notes(plan: ModelPlan, weights: Weights, half: bool) -> Iterator[str]:
+    """Of a bundle that is half, which is for CUDA."""
+    if half:
+        yield from (f"{plan.role}: {note}" for note in cuda_notes(weights.values()))
+
+
+def model_notes(plan: ModelPlan, weights: Weights) -> Iterator[str]:
     """Of each part by its own precision; a screen only looks, and need not be exact."""
     if not plan.checkpoint.metadata.keys().isdisjoint(("vision_config", "audio_config")):
         yield f"{plan.role}: the text part of a multimodal checkpoint; images and sound are not in this bundle"
@@ -183,9 +192,6 @@ def _notes(plan: ModelPlan, weights: Weights, half: bool) -> Iterator[str]:
     for precision, of in ((plan.head_precision, tables), (plan.precision, products)):
         for note in precision_notes(precision, {"+".join(names): parts for names, parts in of.items()}):
             yield f"{plan.role} {note}"
-    if half:  # which is for devices
-        for note in cuda_notes(weights.values()):
-            yield f"{plan.role}: {note}"
 
 
 def body_spelling(
@@ -261,7 +267,7 @@ def _wants_screen(plan: ModelPlan, recipe: ExportRecipe) -> bool:
 
 def weight_files(spelling: Spelling) -> tuple[str, ...]:
     parts = [part for stored in spelling.weights.values() for part in stored]
-    regions = [part.quants if isinstance(part, Blocks) else part.data for part in parts]
+    regions = [part.data if isinstance(part, Dense) else part.quants for part in parts]
     regions += [region for pair in spelling.ropes.values() for region in pair]
     return tuple(dict.fromkeys(region.file for region in regions))
 

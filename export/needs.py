@@ -22,6 +22,12 @@ def graph_needs(file: str, proto: onnx.ModelProto, table: Collection[str]) -> Gr
     """``table``: names of the initializers that graphs share where they gather rows of them."""
     external = {one.name: one for one in proto.graph.initializer if one.data_location == onnx.TensorProto.EXTERNAL}
     gathered = {name for node in proto.graph.node if node.op_type == "GatherBlockQuantized" for name in node.input}
+    # What is dequantised for one product is that product's weight.
+    coded = {
+        node.output[0]: (external[node.input[0]], next(one.i for one in node.attribute if one.name == "block_size"))
+        for node in proto.graph.node
+        if node.op_type == "DequantizeLinear" and node.input[0] in external
+    }
     sizes: dict[tuple[int, int | None], list[int]] = {}
     widest = heads = 0
     for node in proto.graph.node:
@@ -33,6 +39,10 @@ def graph_needs(file: str, proto: onnx.ModelProto, table: Collection[str]) -> Gr
             weight = external[node.input[1]]
             columns = weight.dims[0 if given.get("transB") else 1]
             sizes.setdefault((_BITS[weight.data_type], None), []).append(int(np.prod(weight.dims)))
+        elif node.op_type == "MatMul" and node.input[1] in coded:
+            weight, block_size = coded[node.input[1]]
+            columns = weight.dims[1]
+            sizes.setdefault((4, block_size), []).append(int(np.prod(weight.dims)))
         else:
             heads = max(heads, given.get("num_heads", 0) if node.op_type == "GroupQueryAttention" else 0)
             continue

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from edge_runtime.bench.corpus import SAMPLE_TOKENS, Prompt, prompts, sample_text
 from edge_runtime.bundle import TARGET, Manifest
-from edge_runtime.engines.opening import Backend, open_engine
+from edge_runtime.engines.opening import open_engine
 from edge_runtime.engines.ort_settings import OrtSettings
 from edge_runtime.engines.protocol import Engine, HeadRequest, StepInput
 from edge_runtime.errors import ConfigError
@@ -88,9 +88,7 @@ def measure_parity(
     wanted = reference.logits(ids[:-1])[:, : model.vocab_size]
     progress("reference", 1, 1)
     settings = OrtSettings(capacity=min(model.max_context, max(len(ids), 512)), deterministic=deterministic, head=head)
-    # A board's engine is compared with its own graphs on a CPU, not with another machine.
-    backend: Backend = "reference" if model.dialect == "tensorrt" else "auto"
-    engine = open_engine(directory, manifest, TARGET, backend, settings)
+    engine = open_engine(directory, manifest, TARGET, here(manifest), settings)
     try:
         rows = _compare_rows(engine, ids, wanted)
         runs = []
@@ -113,6 +111,24 @@ def measure_parity(
         nll_bundle=float(table[:, 4].mean()),
         greedy=tuple(runs),
     )
+
+
+def parity_rows(found: Parity) -> list[tuple[str, str]]:
+    """(figure, value) to print."""
+    rows = [
+        ("predictions", str(found.tokens)),
+        ("top-1 agreement", f"{found.top1_agreement:.4f}"),
+        ("max |dlogit|", f"{found.max_abs_logit_error:.2e}"),
+        ("mean KL (nats)", f"{found.mean_kl:.5f}"),
+        ("NLL reference", f"{found.nll_reference:.4f}"),
+        ("NLL bundle", f"{found.nll_bundle:.4f}"),
+    ]
+    return rows + [(f"greedy equal: {run.name}", f"{run.equal} of {run.of}") for run in found.greedy]
+
+
+def here(manifest: Manifest) -> Literal["onnxruntime", "reference"]:
+    """What runs the bundle on a workstation: graphs for TensorRT on ONNX Runtime, slowly."""
+    return "onnxruntime" if manifest.model(TARGET).dialect == "ort" else "reference"
 
 
 def full_logits(engine: Engine, ids: Ids) -> Iterator[Floats]:

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from edge_runtime.errors import CheckpointError, ConfigError
 
 from .checkpoint import TensorSource
+from .device_weights import store_columns
 from .gguf_blocks import BlockWeights, carry
 from .quantize import int4, int8, to_float16
 from .recipe import ExportRecipe, Precision
-from .weights import Blocks, Quantiser, Stored, WeightFile, store_blocks, store_dense
+from .weights import Blocks, Columns, Dense, Quantiser, Stored, WeightFile, store_blocks, store_dense
 
 Floats = NDArray[np.float32]
 Rounding = Callable[[Floats], BlockWeights]
@@ -47,9 +48,28 @@ def store_product(
             raise CheckpointError(f"exact: {floats[0]} is stored as floats and its neighbours as blocks")
         runs = groupby(sources, key=_carried_layout)
         return tuple(store_blocks(file, list(run), _carry, row_ids) for _, run in runs)
-    _refuse_ragged(sources, recipe.block_size)
+    _refuse_ragged(sources, recipe.scale_block)
     quantise = _rounded(rounding or rounding_of(precision, recipe))
     return (store_blocks(file, sources, quantise, row_ids),)
+
+
+def store_for_device(
+    file: WeightFile,
+    sources: Sequence[TensorSource],
+    precision: Precision,
+    recipe: ExportRecipe,
+    *,
+    table: bool = False,
+    row_ids: NDArray[np.int64] | None = None,
+    rounding: Rounding | None = None,
+) -> Dense | Columns:
+    """As ``store_product``, in the layouts of the TensorRT dialect: fp32, fp16 or int4."""
+    if precision == "int4":
+        _refuse_ragged(sources, recipe.scale_block)
+        return store_columns(file, sources, _rounded(rounding or rounding_of(precision, recipe)), row_ids)
+    (part,) = store_product(file, sources, precision, recipe, table=table, row_ids=row_ids)
+    assert isinstance(part, Dense), "floats"
+    return part
 
 
 def refuse_mixed(role: str, precision: Precision, head_precision: Precision, half: bool) -> None:
@@ -63,8 +83,8 @@ def refuse_mixed(role: str, precision: Precision, head_precision: Precision, hal
 def rounding_of(precision: Precision, recipe: ExportRecipe, importance: Floats | None = None) -> Rounding:
     """``importance`` [K]: mean square of each input, from calibration."""
     if precision == "int8":
-        return lambda rows: int8(rows, recipe.block_size)
-    return lambda rows: int4(rows, recipe.block_size, symmetric=recipe.symmetric, importance=importance)
+        return lambda rows: int8(rows, recipe.scale_block)
+    return lambda rows: int4(rows, recipe.scale_block, symmetric=recipe.without_zero_points, importance=importance)
 
 
 def _as_is(rows: Floats) -> Floats:

@@ -20,7 +20,12 @@ from edge_runtime.schema import structure
 _MOST_BYTES = 1 << 20
 
 Precision = Literal["exact", "fp32", "fp16", "int8", "int4"]
-EngineKind = Literal["onnxruntime", "nf4"]
+EngineName = Literal["onnxruntime", "tensorrt", "nf4"]
+TENSORRT: EngineName = "tensorrt"
+NF4: EngineName = "nf4"
+_OF_TENSORRT = ("fp32", "fp16", "int4")
+_BLOCK, _BLOCK_OF_TENSORRT = 32, 64
+_MOST_CANDIDATES_OF_TENSORRT = 3840
 
 
 def _key(default: Any, text: str) -> Any:
@@ -56,26 +61,31 @@ class SelfDraftRecipe:
 class ExportRecipe:
     source: str = _required("checkpoint of the target: a .gguf file, or a directory with config.json and *.safetensors")
     output: str = _required("directory of the bundle; it must not exist unless an overwrite is asked for")
-    name: str | None = _key(None, "name in the manifest; the output's own name when left out")
-    engine: EngineKind = _key(
+    engine: EngineName = _key(
         "onnxruntime",
-        "what the bundle is for; nf4: torch and bitsandbytes, with 4-bit NF4 weights and a float16 table, whatever "
-        "precision and calibration say (they keep their defaults)",
+        "what runs the bundle; tensorrt: graphs for TensorRT 10.3 and later, in fp32, fp16 or symmetric int4, of "
+        "Gemma 2 and 3 (docs/tensorrt.md); nf4: torch and bitsandbytes, 4-bit weights of theirs and a float16 table "
+        "(docs/gpu.md)",
     )
+    name: str | None = _key(None, "name in the manifest; the output's own name when left out")
     precision: Precision = _key(
         "exact",
         "exact: the blocks of a GGUF carried over unchanged; fp32; fp16 (weights, activations and cache; for GPUs); "
         "int8, int4: block weights with a scale, made here from any checkpoint",
     )
     head_precision: Precision | None = _key(
-        None, "of the table that embedding and head share; int8 when precision is int4, else the precision"
+        None,
+        "of the table that embedding and head share; when precision is int4: int8, for tensorrt fp16; otherwise the "
+        "precision",
     )
     accuracy_level: Literal[1, 4] = _key(
         4,
         "of products with block weights: 4 rounds activations to 8 bits per block (fast), 1 keeps them in float32 "
         "(2.4 to 87 times slower on a CPU, for reference)",
     )
-    block_size: Literal[32, 64, 128] = _key(32, "weights that share a scale, for int8 and int4")
+    block_size: Literal[32, 64, 128] | None = _key(
+        None, "weights that share a scale, for int8 and int4; 32 when left out, 64 for tensorrt (which takes 64 or 128)"
+    )
     screen_head: bool = _key(
         True, "beside an 8-bit head, a 4-bit copy that finds the best rows, which the 8-bit one then scores exactly"
     )
@@ -102,7 +112,7 @@ class ExportRecipe:
     mtp_frequency_corpus: str | None = _key(None, "text file whose tokens rank those rows; by id alone when left out")
     heads: str | None = _key(None, "directory of parallel heads that were fitted to this target")
     drafter_precision: Literal["int8", "fp32", "fp16"] | None = _key(
-        None, "of mtp and heads; int8 unless the target is in fp32 or fp16"
+        None, "of mtp and heads; int8 unless the target is in fp32 or fp16; for tensorrt fp16 unless it is in fp32"
     )
 
     def __post_init__(self) -> None:
@@ -110,19 +120,63 @@ class ExportRecipe:
             raise ConfigError(f"max_context: {self.max_context} is not a length")
         if self.trees and (self.half or self.precision == "fp16"):
             raise ConfigError("trees: not with half or fp16")
-        if self.engine == "nf4":
+        if self.engine == NF4:
             _refuse_for_nf4(self)
         if self.mtp_vocab_rows < 1:
             raise ConfigError(f"mtp_vocab_rows: {self.mtp_vocab_rows} is not a count")
         if self.candidates < 1:
             raise ConfigError(f"candidates: {self.candidates} is not a count")
+        if self.engine == TENSORRT:
+            for problem in self._unfit_for_tensorrt():
+                raise ConfigError(f"engine: tensorrt: {problem}")
+
+    def _unfit_for_tensorrt(self) -> Iterator[str]:
+        of_draft = self.draft or DraftRecipe()
+        given: dict[str, str | None] = {"precision": self.precision, "head_precision": self.head_precision}
+        given |= {"draft.precision": of_draft.precision, "draft.head_precision": of_draft.head_precision}
+        given |= {"drafter_precision": self.drafter_precision}
+        for key, precision in given.items():
+            if precision is not None and precision not in _OF_TENSORRT:
+                yield f"{key} must be {', '.join(_OF_TENSORRT[:-1])} or {_OF_TENSORRT[-1]}, not {precision}"
+            elif precision is not None and (precision == "fp32") != (self.precision == "fp32"):
+                yield f"{key}: {precision} does not go with precision: {self.precision} (all is fp32, or nothing)"
+        if self.scale_block not in (64, 128):
+            yield f"block_size must be 64 or 128, not {self.scale_block}"
+        if self.candidates > _MOST_CANDIDATES_OF_TENSORRT:
+            yield f"candidates: {self.candidates}, but its TopK gives {_MOST_CANDIDATES_OF_TENSORRT} at most"
+        for key, asked in (("trees", self.trees), ("heads", self.heads)):
+            if asked:
+                yield f"{key} is not there for it yet; leave it out"
+
+    @property
+    def scale_block(self) -> int:
+        """Weights that share a scale."""
+        return self.block_size or (_BLOCK_OF_TENSORRT if self.engine == TENSORRT else _BLOCK)
+
+    @property
+    def without_zero_points(self) -> bool:
+        return self.symmetric or self.engine == TENSORRT
+
+    @property
+    def in_half(self) -> bool:
+        """Whether activations and cache are float16."""
+        return self.half or self.precision == "fp16" or (self.engine == TENSORRT and self.precision != "fp32")
+
+    def head_default(self, precision: Precision) -> Precision:
+        """Of a table beside products of ``precision``: a third of a small model and the most sensitive matrix of it, so
+        that 4 bits cost quality there first."""
+        if precision != "int4":
+            return precision
+        return "fp16" if self.engine == TENSORRT else "int8"
 
     @property
     def trained_precision(self) -> Precision:
         """Of drafters that were trained: small beside their target, and 4 bits cost acceptance first."""
         if self.drafter_precision is not None:
             return self.drafter_precision
-        return self.precision if self.precision in ("fp32", "fp16") else "int8"
+        if self.precision in ("fp32", "fp16"):
+            return self.precision
+        return "fp16" if self.engine == TENSORRT else "int8"
 
 
 def _refuse_for_nf4(recipe: ExportRecipe) -> None:
@@ -130,9 +184,14 @@ def _refuse_for_nf4(recipe: ExportRecipe) -> None:
     drafts = (recipe.self_draft, recipe.mtp, recipe.heads)
     if any(one is not None for one in drafts):
         raise ConfigError("engine: nf4 runs whole models alone: no self_draft, mtp or heads (draft is one)")
-    own = (recipe.head_precision, recipe.draft and recipe.draft.precision, recipe.draft and recipe.draft.head_precision)
-    if recipe.precision != "exact" or recipe.half or recipe.trees or any(own):
-        raise ConfigError("engine: nf4 has precisions of its own: leave precision, head_precision, half and trees out")
+    of_draft = recipe.draft or DraftRecipe()
+    own: tuple[object, ...] = (recipe.head_precision, of_draft.precision, of_draft.head_precision)
+    own += (recipe.half, recipe.trees, recipe.block_size, recipe.symmetric, recipe.drafter_precision)
+    if recipe.precision != "exact" or recipe.calibration != "builtin" or any(own):
+        raise ConfigError(
+            "engine: nf4 has precisions of its own: leave precision, head_precision, block_size, symmetric, half, "
+            "calibration and trees out"
+        )
 
 
 def read_recipe(path: Path, overrides: Mapping[str, Any] | None = None) -> ExportRecipe:

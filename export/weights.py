@@ -59,7 +59,21 @@ class Blocks:
     max_error: float
 
 
-Stored = Dense | Blocks
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Symmetric 4-bit weights [columns, rows], as TensorRT dequantises them: a scale for each run down a column."""
+
+    rows: int
+    columns: int
+    block_size: int
+    quants: Region
+    """int4 [columns, rows], two values a byte, the lower nibble first"""
+    scales: Region
+    """float16 [columns / block_size, rows], all of them above zero"""
+    max_error: float
+
+
+Stored = Dense | Blocks | Columns
 
 
 class WeightFile:
@@ -95,6 +109,11 @@ class WeightFile:
             written = os.pwrite(self._fd, view, offset)
             offset, view = offset + written, view[written:]
 
+    def mapped(self, region: Region) -> NDArray[Any]:
+        """The region itself, to be written in any order: what is transposed comes column by column."""
+        shape = region.shape
+        return np.memmap(self.path, dtype=region.dtype, mode="r+", offset=region.offset, shape=shape)
+
     def append(self, array: NDArray[Any]) -> Region:
         region = self.reserve(str(array.dtype), array.shape)
         self.write(region, array)
@@ -118,7 +137,7 @@ def store_blocks(
     if probe.zero_points is not None:
         zero_points = file.reserve("uint8", (rows, probe.zero_points.shape[1]))
     at, max_error = 0, 0.0
-    for source, start, stop in _slabs(sources, row_ids):
+    for source, start, stop in slabs(sources, row_ids):
         part = quantise(source, start, stop)
         file.write(quants, part.quants, at)
         file.write(scales, part.scales, at)
@@ -144,21 +163,22 @@ def store_dense(
         # [columns, rows]: what MatMul wants. Whole in memory: the largest body matrix is far below the table.
         whole = np.empty((columns, rows), dtype=dtype)
         at = 0
-        for source, start, stop in _slabs(sources, row_ids):
+        for source, start, stop in slabs(sources, row_ids):
             whole[:, at : at + stop - start] = convert(source.rows(start, stop)).T
             at += stop - start
         return Dense(rows, columns, file.append(whole), True)
     region = file.reserve(dtype, (rows, columns))
     at = 0
-    for source, start, stop in _slabs(sources, row_ids):
+    for source, start, stop in slabs(sources, row_ids):
         file.write(region, convert(source.rows(start, stop)), at)
         at += stop - start
     return Dense(rows, columns, region, False)
 
 
-def _slabs(
+def slabs(
     sources: Sequence[TensorSource], row_ids: NDArray[np.int64] | None
 ) -> Iterator[tuple[TensorSource, int, int]]:
+    """(tensor, first row, stop row), a slab at a time."""
     for source in sources:
         step = max(1, _SLAB_BYTES // (4 * source.shape[1]))
         if row_ids is not None:

@@ -42,7 +42,8 @@ EXPORT_COMMAND_LINE = ("export/__main__.py", "export/heads_command.py", "export/
 EXPORT_COMMAND_LINE += ("export/quality_command.py",)
 COMMAND_LINE_SEES = frozenset({"console", "parameters"})
 # What runs bundles may see more.
-EXPORT_RUNS_BUNDLES = ("export/parity.py", "export/quality.py", "export/train*", "export/demo.py")
+EXPORT_RUNS_BUNDLES = ("export/parity.py", "export/twin_parity.py", "export/train*", "export/demo.py")
+EXPORT_RUNS_BUNDLES += ("export/quality.py",)
 
 _COMMAND_LINES = ("edge_runtime/cli/*", "edge_runtime/bench/*", "edge_runtime/console.py", "export/*")
 _COMMAND_LINES += ("edge_runtime/parameters.py",)
@@ -55,7 +56,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "rich": _COMMAND_LINES,
     "jinja2": ("edge_runtime/text/*", "export/chat_template.py"),
     "sentencepiece": ("edge_runtime/text/*", "export/tokenizer.py"),
-    "onnxruntime": ("edge_runtime/engines/ort*.py", "export/calibration.py"),
+    "onnxruntime": ("edge_runtime/engines/ort*.py", "export/calibration.py", "export/activations.py"),
     "tensorrt": ("edge_runtime/engines/trt.py", "export/dialects/trt.py"),
     "bitsandbytes": ("edge_runtime/engines/torch_nf4*.py",),
     "safetensors": ("edge_runtime/engines/torch_nf4*.py",),

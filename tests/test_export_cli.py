@@ -98,7 +98,7 @@ def test_the_help_of_an_export_says_what_is_allowed_and_what_is_the_default() ->
     printed = " ".join(done("export", "--help").split())
     for words in ("[exact|fp32|fp16|int8|int4]", "4|1", "32|64|128", "FILE|builtin|none"):
         assert words in printed
-    for default in ("exact", "4", "32", "4096", "builtin"):
+    for default in ("exact", "4", "32; tensorrt: 64", "4096", "builtin", "onnxruntime"):
         assert f"[default: {default}]" in printed
 
 
@@ -271,7 +271,7 @@ def test_parity_of_a_tiny_bundle_prints_figures(tiny: Path, bundle: Path, tmp_pa
     common = ("parity", bundle, "--reference", tiny, "--text", text, "--no-greedy")
     found = json.loads(done(*common, "--json"))
     assert found["tokens"] > 50 and found["top1_agreement"] > 0.9 and found["mean_kl"] < 0.05
-    assert "top-1 agreement" in done(*common)
+    assert found["twin"] is None and "top-1 agreement" in done(*common)
     assert "no such checkpoint" in refused("parity", bundle, "--reference", tmp_path / "none")
     assert "none.txt" in refused("parity", bundle, "--reference", tiny, "--text", tmp_path / "none.txt")
 

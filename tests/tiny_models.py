@@ -14,8 +14,9 @@ from edge_runtime.bundle import Manifest, MemoryNeeds, TokenizerEntry
 from edge_runtime.engines.ort import OrtEngine, OrtSettings
 from edge_runtime.engines.protocol import Engine, HeadRequest, StepInput
 from export.checkpoint import open_checkpoint
-from export.model_writer import ModelPlan, write_model
+from export.model_writer import ModelPlan
 from export.recipe import ExportRecipe
+from export.writing import write_model
 
 
 @dataclass(frozen=True)

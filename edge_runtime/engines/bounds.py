@@ -14,6 +14,12 @@ def refuse_step(step: StepInput, info: EngineInfo) -> None:
         raise ValueError(f"tokens [{step.position}, {step.position + count}) leave a slot of {info.capacity}")
 
 
+def refuse_tokens(tokens: Ids, rows: int) -> None:
+    """Ids that an embedding of ``rows`` rows has none for. Raises ``ValueError``."""
+    if int(tokens.min()) < 0 or int(tokens.max()) >= rows:
+        raise ValueError(f"a token id is outside the {rows} rows of the embedding")
+
+
 def refuse_slot(slot: int, info: EngineInfo) -> None:
     """Raises ``ValueError``."""
     if not 0 <= slot < info.slots:

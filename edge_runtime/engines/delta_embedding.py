@@ -13,6 +13,7 @@ import numpy as np
 
 from ..bundle import EmbeddingTable
 from ..errors import BundleError
+from .bounds import refuse_tokens
 from .protocol import Floats, Ids
 
 _TYPES = {"float32": "<f4", "float16": "<f2", "int8": "<i1"}
@@ -39,8 +40,7 @@ class EmbeddingRows:
 
     def read(self, tokens: Ids, out: Floats) -> None:
         """The rows of ``tokens`` [T] to ``out`` [T, columns]. Raises ``ValueError`` for an id that has none."""
-        if len(tokens) and not (int(tokens.min()) >= 0 and int(tokens.max()) < self._table.rows):
-            raise ValueError(f"a token id is outside the {self._table.rows} rows of the embedding")
+        refuse_tokens(tokens, self._table.rows)
         if self._scales is None:
             np.multiply(self._values[tokens], np.float32(self._table.scale), out=out, dtype=np.float32)
             return

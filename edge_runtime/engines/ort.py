@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..bundle import TARGET, TREE_ROWS, Manifest, Model
 from ..errors import ConfigError, EngineError
-from .bounds import refuse_head, refuse_path, refuse_prefix, refuse_slot, refuse_step
+from .bounds import refuse_head, refuse_path, refuse_prefix, refuse_slot, refuse_step, refuse_tokens
 from .ort_bindings import Bindings, BoundReadout
 from .ort_memory import Arrays, bind_host
 from .ort_replay import Replays
@@ -67,6 +67,8 @@ class OrtEngine:
         self._sessions: Sessions = open_sessions(directory, model, settings, self._table, known)
         screen = model.screen if settings.head == "screened" else None
         self._bindings = Bindings(model, screen, self._arrays, self._sessions)
+        # A gather of coded rows reads whatever lies there for an id that is none (measured with onnxruntime 1.23 on).
+        self._embedded = manifest.models.get(TARGET, model).vocab_size
         self._last_readout: BoundReadout | None = None
         self._rows = 0
         """Of hidden rows that the last forward made."""
@@ -80,6 +82,7 @@ class OrtEngine:
         count = len(step.tokens)
         info = self._info
         refuse_step(step, info)
+        refuse_tokens(step.tokens, self._embedded)
         if step.parents is not None and not (info.trees and len(step.parents) == count <= TREE_ROWS):
             raise ValueError("no tree, or an engine without trees")
         rows = max(count, info.min_rows)

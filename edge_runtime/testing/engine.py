@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from ..cost import CostTable
-from ..engines.bounds import refuse_head, refuse_path, refuse_prefix, refuse_slot, refuse_step
+from ..engines.bounds import refuse_head, refuse_path, refuse_prefix, refuse_slot, refuse_step, refuse_tokens
 from ..engines.protocol import EngineInfo, Floats, HeadOutput, HeadRequest, Ids, StepInput, StepOutput
 from ..errors import EngineError
 from .model import ROW, FakeModel, rows_of
@@ -239,8 +239,7 @@ class FakeEngine:
     def _check(self, step: StepInput) -> None:
         info, count = self._info, len(step.tokens)
         refuse_step(step, info)
-        if int(step.tokens.min()) < 0 or int(step.tokens.max()) >= self.model.vocab_size:
-            raise ValueError("a token id is outside the embedding table")
+        refuse_tokens(step.tokens, self.model.vocab_size)
         if step.parents is not None and not (info.trees and _is_tree(step.parents, count)):
             raise ValueError("no tree, or an engine without trees")
         wanted = None if info.hidden_input is None else (count, info.hidden_input)

@@ -192,6 +192,7 @@ class _Speller:
             if table.data.dtype == "float16":
                 rows = nodes.node("Cast", [rows], f"{rows}.f32", to=TensorProto.FLOAT)
         else:
+            assert isinstance(table, Blocks), "columns are for TensorRT"
             quants, *rest = block_table(nodes.add, op.table, table)
             inputs = [quants, "input_ids", *rest]
             nodes.node(
@@ -248,6 +249,7 @@ class _Speller:
             else:
                 nodes.node("Gemm", [x, weight], out, transB=1)
             return
+        assert isinstance(part, Blocks), "columns are for TensorRT"
         inputs = [x, nodes.external(name, part.quants), self._scales(name, part)]
         if part.zero_points is not None:
             inputs.append(nodes.external(f"{name}.zero_points", part.zero_points))

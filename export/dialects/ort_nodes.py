@@ -24,6 +24,7 @@ _ONNX_DTYPE = {
     "uint8": TensorProto.UINT8,
     "int64": TensorProto.INT64,
     "int32": TensorProto.INT32,
+    "int4": TensorProto.INT4,
 }
 
 

@@ -39,11 +39,20 @@ def bundles(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Confi
 
 
 @pytest.fixture(scope="session")
-def engine(case: Case, bundles: Bundles) -> Iterator[Engine]:
+def opened(bundles: Bundles) -> Iterator[dict[str, Engine]]:
+    """By the names of cases: each is opened once, in whatever order tests run."""
+    engines: dict[str, Engine] = {}
+    yield engines
+    for one in engines.values():
+        one.close()
+
+
+@pytest.fixture
+def engine(case: Case, bundles: Bundles, opened: dict[str, Engine]) -> Engine:
     """Shared: a test begins its texts at position 0, or in what it has written itself."""
-    opened = case.opener(bundles, Wanted())
-    yield opened
-    opened.close()
+    if case.name not in opened:
+        opened[case.name] = case.opener(bundles, Wanted())
+    return opened[case.name]
 
 
 @pytest.fixture

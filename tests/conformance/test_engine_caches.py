@@ -39,7 +39,7 @@ def test_a_row_knows_all_that_stands_before_it_and_nothing_behind(
         # What stands before it may be off by as much as any other way to compute it.
         if changed:
             measured("rows before a change", apart(found[:changed], wanted[:changed]), case.tolerance.rows)
-        assert apart(found[-1:], wanted[-1:]) > 4 * case.tolerance.rows, f"the last row knows nothing of {changed}"
+        assert apart(found[-8:], wanted[-8:]) > 2 * case.tolerance.rows, f"the last rows know nothing of {changed}"
 
 
 def test_a_row_knows_its_place(case: Case, engine: Engine) -> None:
@@ -50,7 +50,7 @@ def test_a_row_knows_its_place(case: Case, engine: Engine) -> None:
     swapped[[3, 6]] = ids[[6, 3]]
     assert ids[3] != ids[6]
     for other in (np.concatenate([text(1, 5), ids]), swapped):
-        assert apart(rows_after(engine, other)[-1:], wanted) > 4 * case.tolerance.rows
+        assert apart(rows_after(engine, other)[-1:], wanted) > 2 * case.tolerance.rows
 
 
 def test_the_same_step_twice_gives_the_same_bits(engine: Engine) -> None:
@@ -138,7 +138,7 @@ def test_one_entry_too_few_shows(case: Case, engine: Engine) -> None:
     rows_after(engine, ids[:20])
     engine.copy_prefix(0, 1, 19)
     wanted = rows_after(engine, ids[20:24], 20)
-    assert apart(rows_after(engine, ids[20:24], 20, 1), wanted) > 4 * case.tolerance.rows
+    assert apart(rows_after(engine, ids[20:24], 20, 1), wanted) > 2 * case.tolerance.rows
 
 
 def test_a_forgotten_slot_begins_anew_and_no_other_is(engine: Engine) -> None:

@@ -17,7 +17,7 @@ from edge_runtime.testing import ScriptedDraft, decode
 
 GREEDY = SamplingParams(temperature=0.0)
 COUNT = 24
-TRIALS = 160
+TRIALS = 96
 
 pytestmark = pytest.mark.writes_texts
 
