@@ -34,7 +34,6 @@ from .checkpoint import Checkpoint, open_checkpoint
 from .drafter import frequent_rows
 from .live_drafters import LiveDrafters, choose_live_drafters, write_live_drafters
 from .model_writer import ModelPlan, Progress, WrittenModel
-from .nf4_file import write_nf4_model
 from .output import free_place, new_directory
 from .recipe import DraftRecipe, ExportRecipe
 from .tokenizer import TokenizerModel, build_tokenizer_model, vocabulary_difference
@@ -158,8 +157,7 @@ def _write_models(
             rounding=rounding,
             cut_after=None if living.self_draft is None else living.self_draft.layers,
         )
-        write = write_nf4_model if recipe.engine == "nf4" else write_model
-        written = write(directory, plan, recipe, progress)
+        written = write_model(directory, plan, recipe, progress)
     models, notes = {TARGET: written.model}, written.notes
     if recipe.draft is not None and draft is not None:
         draft_plan = _draft_plan(recipe, recipe.draft, draft, tokenizer, plan, written)
@@ -167,7 +165,7 @@ def _write_models(
         # A pruned draft of the target's precision is the target's own weights.
         draft_text = None if _all_reused(draft_plan) else calibration_ids(draft_recipe, tokenizer)
         with calibrated_rounding(directory, draft_recipe, draft.checkpoint, draft_text, progress) as rounding:
-            drafted = write(directory, replace(draft_plan, rounding=rounding), recipe, progress)
+            drafted = write_model(directory, replace(draft_plan, rounding=rounding), recipe, progress)
         models[DRAFT] = drafted.model
         notes += tuple(note for note in drafted.notes if not draft_plan.reuse)
     alive, more = write_live_drafters(directory, living, plan, written, recipe, progress)

@@ -141,7 +141,8 @@ def write_model(directory: Path, plan: ModelPlan, recipe: ExportRecipe, progress
         lookup=lookup,
         graphs=needs_of(plan.role, graphs, table),
     )
-    return WrittenModel(model, tuple(model_notes(plan, weights, half=half)), weights, spelling.ropes)
+    notes = (*model_notes(plan, weights), *device_notes(plan, weights, half))
+    return WrittenModel(model, notes, weights, spelling.ropes)
 
 
 def _body_graphs(plan: ModelPlan, graph: Graph, spelling: Spelling) -> dict[str, onnx.ModelProto]:
@@ -176,7 +177,13 @@ def _screen_graphs(plan: ModelPlan, graph: Graph, spelling: Spelling, candidates
     }
 
 
-def model_notes(plan: ModelPlan, weights: Weights, *, half: bool) -> Iterator[str]:
+def device_notes(plan: ModelPlan, weights: Weights, half: bool) -> Iterator[str]:
+    """Of a bundle that is half, which is for CUDA."""
+    if half:
+        yield from (f"{plan.role}: {note}" for note in cuda_notes(weights.values()))
+
+
+def model_notes(plan: ModelPlan, weights: Weights) -> Iterator[str]:
     """Of each part by its own precision; a screen only looks, and need not be exact."""
     if not plan.checkpoint.metadata.keys().isdisjoint(("vision_config", "audio_config")):
         yield f"{plan.role}: the text part of a multimodal checkpoint; images and sound are not in this bundle"
@@ -185,9 +192,6 @@ def model_notes(plan: ModelPlan, weights: Weights, *, half: bool) -> Iterator[st
     for precision, of in ((plan.head_precision, tables), (plan.precision, products)):
         for note in precision_notes(precision, {"+".join(names): parts for names, parts in of.items()}):
             yield f"{plan.role} {note}"
-    if half:  # which is for devices
-        for note in cuda_notes(weights.values()):
-            yield f"{plan.role}: {note}"
 
 
 def body_spelling(

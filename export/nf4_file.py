@@ -53,7 +53,9 @@ class TensorFile:
 
     def __init__(self, path: Path, entries: Mapping[str, _Entry], metadata: Mapping[str, str]) -> None:
         header: dict[str, Any] = {"__metadata__": dict(metadata)}
-        self._entries, self._offsets, offset = entries, {}, 0
+        self._entries = entries
+        self._offsets: dict[str, int] = {}
+        offset = 0
         for name, entry in entries.items():
             header[name] = {"dtype": entry.kind, "shape": entry.shape, "data_offsets": [offset, offset + entry.bytes]}
             self._offsets[name] = offset

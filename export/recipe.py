@@ -22,6 +22,7 @@ _MOST_BYTES = 1 << 20
 Precision = Literal["exact", "fp32", "fp16", "int8", "int4"]
 EngineName = Literal["onnxruntime", "tensorrt", "nf4"]
 TENSORRT: EngineName = "tensorrt"
+NF4: EngineName = "nf4"
 _OF_TENSORRT = ("fp32", "fp16", "int4")
 _BLOCK, _BLOCK_OF_TENSORRT = 32, 64
 _MOST_CANDIDATES_OF_TENSORRT = 3840
@@ -63,8 +64,8 @@ class ExportRecipe:
     engine: EngineName = _key(
         "onnxruntime",
         "what runs the bundle; tensorrt: graphs for TensorRT 10.3 and later, in fp32, fp16 or symmetric int4, of "
-        "Gemma 2 and 3 (docs/tensorrt.md); nf4: torch and bitsandbytes, with 4-bit NF4 weights and a float16 table, "
-        "whatever precision and calibration say (they keep their defaults)",
+        "Gemma 2 and 3 (docs/tensorrt.md); nf4: torch and bitsandbytes, 4-bit weights of theirs and a float16 table "
+        "(docs/gpu.md)",
     )
     name: str | None = _key(None, "name in the manifest; the output's own name when left out")
     precision: Precision = _key(
@@ -119,7 +120,7 @@ class ExportRecipe:
             raise ConfigError(f"max_context: {self.max_context} is not a length")
         if self.trees and (self.half or self.precision == "fp16"):
             raise ConfigError("trees: not with half or fp16")
-        if self.engine == "nf4":
+        if self.engine == NF4:
             _refuse_for_nf4(self)
         if self.mtp_vocab_rows < 1:
             raise ConfigError(f"mtp_vocab_rows: {self.mtp_vocab_rows} is not a count")
@@ -183,9 +184,14 @@ def _refuse_for_nf4(recipe: ExportRecipe) -> None:
     drafts = (recipe.self_draft, recipe.mtp, recipe.heads)
     if any(one is not None for one in drafts):
         raise ConfigError("engine: nf4 runs whole models alone: no self_draft, mtp or heads (draft is one)")
-    own = (recipe.head_precision, recipe.draft and recipe.draft.precision, recipe.draft and recipe.draft.head_precision)
-    if recipe.precision != "exact" or recipe.half or recipe.trees or any(own):
-        raise ConfigError("engine: nf4 has precisions of its own: leave precision, head_precision, half and trees out")
+    of_draft = recipe.draft or DraftRecipe()
+    own: tuple[object, ...] = (recipe.head_precision, of_draft.precision, of_draft.head_precision)
+    own += (recipe.half, recipe.trees, recipe.block_size, recipe.symmetric, recipe.drafter_precision)
+    if recipe.precision != "exact" or recipe.calibration != "builtin" or any(own):
+        raise ConfigError(
+            "engine: nf4 has precisions of its own: leave precision, head_precision, block_size, symmetric, half, "
+            "calibration and trees out"
+        )
 
 
 def read_recipe(path: Path, overrides: Mapping[str, Any] | None = None) -> ExportRecipe:

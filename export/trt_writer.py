@@ -91,7 +91,7 @@ def write_model(directory: Path, plan: ModelPlan, recipe: ExportRecipe, progress
         dialect="tensorrt",
         embedding=embedding,
     )
-    return WrittenModel(model, tuple(model_notes(plan, weights, half=False)), weights, ropes)
+    return WrittenModel(model, tuple(model_notes(plan, weights)), weights, ropes)
 
 
 def _store(

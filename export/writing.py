@@ -6,10 +6,10 @@ from pathlib import Path
 
 from edge_runtime.errors import ConfigError
 
-from . import model_writer, trt_writer
+from . import model_writer, nf4_file, trt_writer
 from .checkpoint import Checkpoint
 from .model_writer import ModelPlan, Progress, WrittenModel
-from .recipe import TENSORRT, ExportRecipe
+from .recipe import NF4, TENSORRT, ExportRecipe
 
 
 def refuse_engine(recipe: ExportRecipe, checkpoint: Checkpoint) -> None:
@@ -19,8 +19,11 @@ def refuse_engine(recipe: ExportRecipe, checkpoint: Checkpoint) -> None:
             f"engine: tensorrt: {checkpoint.path} is a Gemma 4, whose graph is not spelt for it yet; "
             "Gemma 2 and 3 are, and onnxruntime runs all of them"
         )
+    if recipe.engine == NF4 and checkpoint.config.family == "gemma4":
+        raise ConfigError(f"engine: nf4: {checkpoint.path} is a Gemma 4, which that engine does not run; 2 and 3 are")
 
 
 def write_model(directory: Path, plan: ModelPlan, recipe: ExportRecipe, progress: Progress) -> WrittenModel:
-    write = trt_writer.write_model if recipe.engine == TENSORRT else model_writer.write_model
+    writers = {TENSORRT: trt_writer.write_model, NF4: nf4_file.write_nf4_model}
+    write = writers.get(recipe.engine, model_writer.write_model)
     return write(directory, plan, recipe, progress)

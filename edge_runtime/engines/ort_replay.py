@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .ort_settings import OrtSettings
 
@@ -25,7 +25,7 @@ class Replays:
     def __init__(self, settings: OrtSettings) -> None:
         self._wanted = settings.device == "cuda" and settings.cuda_graph
         self._most_rows = settings.max_head_rows
-        self._options: dict[tuple[str, int, int], Any] = {}
+        self._options: dict[tuple[str, int, int], onnxruntime.RunOptions] = {}
 
     def get(self, place: int, rows: int, graph: str = "body") -> onnxruntime.RunOptions | None:
         """``place``: a slot, or the first row of a head. ``None`` where nothing is replayed."""

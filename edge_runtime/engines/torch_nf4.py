@@ -18,7 +18,7 @@ from ..bundle import TREE_ROWS, Manifest, Model
 from ..errors import ConfigError, EngineError
 from ..resident import give_pages_back
 from ..tree import attends, depths
-from .bounds import refuse_path, refuse_prefix, refuse_slot, refuse_step
+from .bounds import refuse_head, refuse_path, refuse_prefix, refuse_slot, refuse_step, refuse_tokens
 from .ort_settings import OrtSettings
 from .protocol import EngineInfo, Floats, HeadOutput, HeadRequest, Ids, StepInput, StepOutput
 from .token_ids import head_rows, read_token_ids
@@ -77,8 +77,7 @@ class Nf4Engine:
             raise ValueError(f"a tree of {len(step.parents)} parents and {count} tokens")
         if step.hidden is not None:
             raise ValueError("this engine takes no hidden rows")
-        if not 0 <= int(step.tokens.min()) <= int(step.tokens.max()) < self._model.tokens:
-            raise ValueError(f"a token id is not below {self._model.tokens}")
+        refuse_tokens(step.tokens, self._model.tokens)
         places, sight = look(step.position, count, step.parents, self._windows)
         # A copy: torch warns of arrays that it might write to and must not.
         tokens = np.array(step.tokens, np.int64)
@@ -93,10 +92,7 @@ class Nf4Engine:
 
     def head(self, request: HeadRequest) -> HeadOutput:
         first, stop, ids = request.first, request.stop, request.gather_ids
-        if not 0 <= first < stop <= self._rows or stop - first > self._settings.max_head_rows:
-            raise ValueError(f"head rows [{first}, {stop}) of {self._rows}")
-        if ids is not None and len(ids) != stop - first:
-            raise ValueError(f"{len(ids)} ids to gather from {stop - first} rows")
+        refuse_head(request, self._rows, self._settings.max_head_rows)
         wanted = None if ids is None else head_rows(self._token_ids, ids, self._info.vocab_size)
         torch = self._torch
         with _told(), torch.inference_mode():

@@ -12,7 +12,6 @@ import numpy as np
 from edge_runtime.bundle import Manifest, MemoryNeeds, TokenizerEntry
 from export.checkpoint import open_checkpoint
 from export.model_writer import ModelPlan
-from export.nf4_file import write_nf4_model
 from export.recipe import ExportRecipe
 from export.writing import write_model
 
@@ -66,8 +65,7 @@ def export_random(directory: Path, checkpoint_path: Path, **recipe: Any) -> Mani
         precision=wanted.precision,
         head_precision=wanted.head_precision or wanted.precision,
     )
-    write = write_nf4_model if wanted.engine == "nf4" else write_model
-    written = write(directory, plan, wanted, lambda what, done, total: None)
+    written = write_model(directory, plan, wanted, lambda what, done, total: None)
     return Manifest(
         schema_version=1, name="tiny", family=checkpoint.config.family, models={"target": written.model},
         tokenizer=TokenizerEntry("tokenizer.model", VOCAB, 2, (1,), ""), chat_template=None,
