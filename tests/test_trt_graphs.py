@@ -22,6 +22,7 @@ from edge_runtime.engines.opening import open_engine
 from edge_runtime.engines.ort_settings import OrtSettings
 from edge_runtime.engines.protocol import Engine, HeadRequest, Ids, StepInput
 from edge_runtime.errors import BundleError, ConfigError
+from edge_runtime.schema import structure
 from edge_runtime.soundness import refuse_unsound
 from export.__main__ import main
 from export.activations import largest_activations
@@ -30,7 +31,7 @@ from export.checkpoint import open_checkpoint
 from export.dialects.trt import HEADROOM
 from export.recipe import DraftRecipe, ExportRecipe, SelfDraftRecipe
 from export.twin import write_twin
-from export.twin_parity import compare_twins
+from export.twin_parity import TwinParity, compare_twins, twin_rows
 
 CONFIGS = {
     "gemma3-gqa2": TinyConfig(),
@@ -70,16 +71,22 @@ def test_fp32_equals_the_other_dialect_in_chunks_of_any_size(tiny: Path, tmp_pat
     assert np.std(wanted) > 0.05, "a model whose logits are all alike proves nothing"
 
 
-@pytest.mark.parametrize("given", [("fp16", None, 64), ("int4", None, 64), ("int4", "int4", 128)], ids=str)
-@pytest.mark.parametrize("family", ["gemma3", "gemma2"])
+@pytest.mark.parametrize(
+    ("family", "precision", "head", "block"),
+    [
+        ("gemma3", "fp16", "fp16", 64),
+        ("gemma2", "fp16", "fp16", 64),
+        ("gemma2", "int4", "fp16", 64),
+        ("gemma3", "int4", "int4", 128),
+    ],
+)
 def test_half_equals_the_twin_of_the_same_weights(
-    family: str, given: tuple[str, str | None, int], tmp_path: Path
+    family: str, precision: str, head: str, block: int, tmp_path: Path
 ) -> None:
-    precision, head, block = given
     # Widths that divide by the largest block.
     config = TinyConfig(family, layers=2 if family == "gemma2" else 6, hidden=128)
     source = save_tiny(tmp_path / "checkpoint", config)
-    recipe = {"engine": "tensorrt", "precision": precision, "block_size": block, "head_precision": head or "fp16"}
+    recipe = {"engine": "tensorrt", "precision": precision, "block_size": block, "head_precision": head}
     directory, manifest = export_tiny(tmp_path / "trt", source, **recipe)
     (tmp_path / "twin").mkdir()
     twin = write_twin(tmp_path / "twin", directory, manifest, open_checkpoint(source))
@@ -264,13 +271,12 @@ def test_parity_prints_what_the_dialect_costs(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("The licenses for most software are designed to take away your freedom. ")
     common = ["parity", str(tmp_path / "b"), "--reference", str(tiny_bundle.checkpoint()), "--text", str(text)]
-    common.append("--no-greedy")
-    found = CliRunner().invoke(main, [*common, "--json"])
+    found = CliRunner().invoke(main, [*common, "--no-greedy", "--json"])
     assert found.exit_code == 0, found.output
     told = json.loads(found.stdout)
     assert told["twin"]["max_abs_logit_error"] <= told["twin"]["tolerance"] == 2e-2
     assert told["nll_bundle"] > 0 and told["twin"]["activations"]["wide"]["magnitude"] > 0
-    printed = CliRunner().invoke(main, common).stdout
+    printed = str(twin_rows(structure(TwinParity, told["twin"], BundleError, "twin")))
     for words in ("tolerance", "within", "rollback", "max |activation| in float16", "top-1 agreement", "max |dlogit|"):
         assert words in printed
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "text.txt"], "the twin is gone"

@@ -58,7 +58,8 @@ def build(path: Path, rows: tuple[tuple[int, int], ...], capacity: int = 64) -> 
 
 def test_bodies_are_built_for_decoding_and_for_prefill(exported: tuple[Path, Model]) -> None:
     directory, model = exported
-    build(directory / model.body, ROWS)
+    # float32 is for comparing with: to take it is enough.
+    build(directory / model.body, ROWS if model.precision != "fp32" else ROWS[:1])
 
 
 def test_heads_are_built(exported: tuple[Path, Model]) -> None:

@@ -14,7 +14,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from ..weights import Blocks, Stored
+from ..weights import Blocks, Dense, Stored
 from .ort_nodes import MS, block_table, external_tensor
 from .ort_readout import ReadoutNodes, close_logsumexp, exp_sum, top_rows
 
@@ -78,6 +78,7 @@ def _gathered_rows(graph: ReadoutNodes, head: OrderedHead) -> str:
             "GatherBlockQuantized", [quants, "groups", *rest], "weights", domain=MS,
             bits=head.table.bits, block_size=head.table.block_size, gather_axis=0, quantize_axis=1,
         )  # fmt: skip
+    assert isinstance(head.table, Dense), "columns are for TensorRT"
     data = replace(head.table.data, shape=(centroids, size * head.table.columns))
     rows = graph.node("Gather", [graph.add_initializer(external_tensor("table", data)), "groups"], "stored_weights")
     return graph.node("Cast", [rows], "weights", to=TensorProto.FLOAT)
