@@ -14,8 +14,6 @@ from export.__main__ import main as export
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", "docs/bring-up.md", "systemd/README.md", "docker/README.md", "configs/README.md"]
 PROGRAMS = {"edge-runtime": runtime, "edge-export": export}
-PENDING = {("edge-runtime", "build", ""), ("edge-runtime", "doctor", "--device")}
-"""Written elsewhere at the same time: to be taken out once they are here, as ``test_what_is_pending`` will ask for."""
 
 
 def spans(text: str) -> list[str]:
@@ -56,13 +54,7 @@ def exists(program: str, command: str, option: str) -> bool:
 @pytest.mark.parametrize("page", PAGES)
 def test_all_that_a_page_says_is_there(page: str) -> None:
     found = said((ROOT / page).read_text(encoding="utf-8"))
-    assert {one for one in found if not exists(*one)} <= PENDING
-
-
-def test_what_is_pending() -> None:
-    """A command that has come is taken out of the list."""
-    come = [one for one in PENDING if exists(*one)]
-    assert not come, f"take out of PENDING: {come}"
+    assert {one for one in found if not exists(*one)} == set()
 
 
 def test_a_page_that_lies_would_be_seen() -> None:
