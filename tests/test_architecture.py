@@ -93,7 +93,6 @@ HOMES: dict[str, tuple[str, ...]] = {
 }
 # What tries a machine imports what it tries.
 _TRIED = {"onnxruntime": "ort", "tensorrt": "trt", "torch": "torch_floats", "bitsandbytes": "nf4"}
-HOMES |= {"cuda": ("edge_runtime/engines/cuda.py",)}
 HOMES |= {name: (*HOMES[name], f"edge_runtime/doctor/probes/{module}.py") for name, module in _TRIED.items()}
 # Seconds, hundreds of megabytes or hardware: never by importing one of the runtime's modules.
 HEAVY: tuple[str, ...] = ("onnxruntime", "onnx", "torch", "transformers", "bitsandbytes", "tensorrt", "jtop")
