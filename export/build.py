@@ -35,7 +35,7 @@ from .drafter import frequent_rows
 from .live_drafters import LiveDrafters, choose_live_drafters, write_live_drafters
 from .model_writer import ModelPlan, Progress, WrittenModel
 from .output import free_place, new_directory
-from .recipe import DraftRecipe, ExportRecipe
+from .recipe import NF4, DraftRecipe, ExportRecipe
 from .tokenizer import TokenizerModel, build_tokenizer_model, vocabulary_difference
 from .writing import refuse_engine, write_model
 
@@ -168,6 +168,8 @@ def _write_models(
             drafted = write_model(directory, replace(draft_plan, rounding=rounding), recipe, progress)
         models[DRAFT] = drafted.model
         notes += tuple(note for note in drafted.notes if not draft_plan.reuse)
+    if recipe.engine == NF4:  # whose recipes name none
+        return models, notes
     alive, more = write_live_drafters(directory, living, plan, written, recipe, progress)
     return models | alive, notes + more
 

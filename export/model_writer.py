@@ -141,8 +141,7 @@ def write_model(directory: Path, plan: ModelPlan, recipe: ExportRecipe, progress
         lookup=lookup,
         graphs=needs_of(plan.role, graphs, table),
     )
-    notes = (*model_notes(plan, weights), *device_notes(plan, weights, half))
-    return WrittenModel(model, notes, weights, spelling.ropes)
+    return WrittenModel(model, tuple(model_notes(plan, weights, half)), weights, spelling.ropes)
 
 
 def _body_graphs(plan: ModelPlan, graph: Graph, spelling: Spelling) -> dict[str, onnx.ModelProto]:
@@ -177,14 +176,10 @@ def _screen_graphs(plan: ModelPlan, graph: Graph, spelling: Spelling, candidates
     }
 
 
-def device_notes(plan: ModelPlan, weights: Weights, half: bool) -> Iterator[str]:
-    """Of a bundle that is half, which is for CUDA."""
-    if half:
+def model_notes(plan: ModelPlan, weights: Weights, for_cuda: bool = False) -> Iterator[str]:
+    """Of each part by its own precision; a screen only looks, and need not be exact. ``for_cuda``: of onnxruntime."""
+    if for_cuda:
         yield from (f"{plan.role}: {note}" for note in cuda_notes(weights.values()))
-
-
-def model_notes(plan: ModelPlan, weights: Weights) -> Iterator[str]:
-    """Of each part by its own precision; a screen only looks, and need not be exact."""
     if not plan.checkpoint.metadata.keys().isdisjoint(("vision_config", "audio_config")):
         yield f"{plan.role}: the text part of a multimodal checkpoint; images and sound are not in this bundle"
     tables = {names: parts for names, parts in weights.items() if names in ((Graph.EMBED,), ("head",))}
