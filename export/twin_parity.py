@@ -36,6 +36,8 @@ class TwinParity:
     tokens: int
     max_abs_logit_error: float
     tolerance: float
+    step: float
+    """From the largest logit to its neighbour in the type of products, which hold nothing between the two."""
     top1_agreement: float
     chunked_error: float
     """max |dlogit| between a text that is run at once and the same in chunks."""
@@ -45,7 +47,9 @@ class TwinParity:
 
     @property
     def agrees(self) -> bool:
-        return max(self.max_abs_logit_error, self.chunked_error) <= self.tolerance and self.rollback_exact
+        """A logit may be off by a step of the largest where that is more than the tolerance; of two ways, each may."""
+        allowed = max(self.tolerance, self.step)
+        return self.max_abs_logit_error <= allowed and self.chunked_error <= 2 * allowed and self.rollback_exact
 
 
 def twin_rows(found: TwinParity) -> list[tuple[str, str]]:
@@ -56,7 +60,7 @@ def twin_rows(found: TwinParity) -> list[tuple[str, str]]:
         ("  top-1 agreement", f"{found.top1_agreement:.4f} of {found.tokens}"),
         ("  in chunks against whole: max |dlogit|", f"{found.chunked_error:.2e}"),
         ("  rollback", "exact" if found.rollback_exact else "NOT EXACT"),
-        ("  tolerance", f"{found.tolerance:g}: {verdict}"),
+        ("  tolerance; step of the largest logit", f"{found.tolerance:g}; {found.step:.2g}: {verdict}"),
     ]
     for kind, largest in (("float16", found.activations.narrow), ("float32", found.activations.wide)):
         if largest is not None:
@@ -89,10 +93,11 @@ def compare_twins(directory: Path, manifest: Manifest, folder: Path, twin: Manif
     settings = OrtSettings(capacity=min(model.max_context, max(len(ids), 64)))
     one = open_engine(directory, manifest, TARGET, "reference", settings)
     other = open_engine(folder, twin, TARGET, "onnxruntime", settings)
-    errors, same = [], []
+    errors, same, largest = [], [], 0.0
     try:
         for found, expected in zip(full_logits(one, ids), full_logits(other, ids), strict=True):
             errors.append(float(np.abs(found - expected).max()))
+            largest = max(largest, float(np.abs(expected).max()))
             same += (found.argmax(axis=1) == expected.argmax(axis=1)).tolist()
         chunked, exact = _in_chunks(one, ids[:_ROWS]), _rolls_back(one, ids[:_ROWS])
     finally:
@@ -106,6 +111,7 @@ def compare_twins(directory: Path, manifest: Manifest, folder: Path, twin: Manif
         tokens=len(same),
         max_abs_logit_error=float(np.max(errors)),
         tolerance=TOLERANCE[model.kv_dtype],
+        step=float(np.spacing(np.dtype(model.kv_dtype).type(largest))),
         top1_agreement=float(np.mean(same)),
         chunked_error=chunked,
         rollback_exact=exact,
