@@ -64,7 +64,7 @@ def test_every_graph_becomes_a_plan_and_a_line_of_the_record(fakes: Fakes, tmp_p
     assert (record.machine.cuda, record.machine.driver, record.options) == ("12.6", "12.6", tiny.OPTIONS)
     io = {tensor.name: tensor for tensor in record.plans["target.body.onnx"].io}
     assert io["embeddings"].shape == (1, -1, 64) and io["past_key_0"].direction == "in"
-    assert io["new_value_5"].dtype == "float32" and io["positions"].dtype == "int32"
+    assert io["new_value_2"].dtype == "float32" and io["positions"].dtype == "int32"
     assert "Timing 3/3" in report.lines and report.lines[0] == "TensorRT 10.3.0"
     assert sorted(path.name for path in output.iterdir()) == sorted(
         [".lock", RECORD_NAME, "timing.cache", *(plan.file for plan in record.plans.values())]

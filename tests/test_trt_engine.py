@@ -247,7 +247,7 @@ def test_a_self_draft_writes_into_its_targets_caches(
     fakes: Fakes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     _, cuda = fakes
-    bundle = tiny.bundle("fp32", 0, 4)
+    bundle = tiny.bundle("fp32", 0, 2)
     monkeypatch.setattr(trt_build, "machine_memory", lambda: MachineMemory(16 << 30, 12 << 30))
     record, _ = tiny.built(tmp_path, bundle)
     assert [profile.name for profile in record.plans["self.body.onnx"].profiles] == ["decode"]

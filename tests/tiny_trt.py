@@ -26,7 +26,7 @@ GRAPHS = ("target.body.onnx", "target.head.onnx", "draft.body.onnx", "draft.head
 
 
 @cache
-def bundle(precision: str = "fp32", draft_layers: int = 4, self_layers: int = 0) -> Path:
+def bundle(precision: str = "fp32", draft_layers: int = 2, self_layers: int = 0) -> Path:
     """For all to read: a test that damages it takes a copy."""
     place = _place() / f"{precision}-{draft_layers}-{self_layers}"
     recipe = ExportRecipe(
