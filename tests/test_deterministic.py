@@ -33,7 +33,7 @@ from edge_runtime.testing import ScriptedDraft, decode
 GREEDY = SamplingParams(temperature=0.0)
 NEAR_TIE = 0.25
 """Logits between the two best tokens, within which the fast mode may choose the other one."""
-COUNT = 48
+COUNT = 32
 PROMPTS = ("english", "python", "copy-json")
 LENGTHS: tuple[int | str, ...] = (0, 1, 2, 4, 7, "random")
 
@@ -228,7 +228,7 @@ def fp32_plain(fp32: OrtEngine, texts: dict[str, list[int]]) -> dict[str, list[i
     return {name: answer(fp32, prompt)[0] for name, prompt in texts.items()}
 
 
-@pytest.mark.parametrize("k", LENGTHS[1:])
+@pytest.mark.parametrize("k", [2, "random"])
 def test_fp32_text_is_plain_text_in_the_fast_mode(
     fp32: OrtEngine, fp32_plain: dict[str, list[int]], texts: dict[str, list[int]], k: int | str
 ) -> None:
@@ -243,7 +243,7 @@ def test_fast_text_leaves_plain_text_only_at_near_ties(
     with open_engine(exact_bundle) as engine:
         for prompt in texts.values():
             plain, gaps = greedy_gaps(engine, prompt, COUNT)
-            for k in (1, 3, 6, "random"):
+            for k in (1, 6):
                 found, _, _ = answer(engine, prompt, PromptLookup(), k)
                 first = next((i for i, (a, b) in enumerate(zip(plain, found, strict=True)) if a != b), None)
                 if first is not None:

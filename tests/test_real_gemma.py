@@ -39,9 +39,10 @@ def measured(
 
 
 def test_fp32_writes_what_transformers_writes(measured: Callable[..., tuple[Parity, ExportRun]]) -> None:
-    """64 of 64 greedy tokens on ten prompts in English, Chinese and code."""
-    found, _ = measured("--precision", "fp32", greedy_prompts=parity_prompts())
-    assert [(run.name, run.equal) for run in found.greedy] == [(p.name, 64) for p in parity_prompts()]
+    """64 of 64 greedy tokens, in English, Chinese and code; on all ten prompts by ``edge-export parity``."""
+    some = parity_prompts()[::3]
+    found, _ = measured("--precision", "fp32", greedy_prompts=some)
+    assert [(run.name, run.equal) for run in found.greedy] == [(prompt.name, 64) for prompt in some]
     assert found.max_abs_logit_error <= 1e-3
     assert found.top1_agreement == 1.0
     assert abs(found.nll_bundle - found.nll_reference) < 1e-4

@@ -45,6 +45,8 @@ def open_trt_engine(
     Raises ``EngineMismatch`` (engines that are missing, stale or foreign), ``ConfigError`` (settings beyond them),
     ``OutOfBudget`` and ``DeviceError``; nothing is then held.
     """
+    # First: a workstation has no CUDA, and what it lacks before that is the board.
+    _existing_record(bundle, asked)
     owner = target.executor if isinstance(target, DeltaEngine) else None
     first = owner if isinstance(owner, TrtExecutor) else None
     cuda = Cuda() if first is None else first.device.cuda
@@ -76,9 +78,7 @@ def checked_record(
     bundle: Path, manifest: Manifest, role: str, asked: TrtOpening, machine: MachineFacts
 ) -> EngineRecord:
     """The record, of engines that may run here and are what is asked. Raises ``EngineMismatch`` and ``ConfigError``."""
-    record = read_record(asked.engines)
-    if record is None:
-        raise EngineMismatch(f"{asked.engines}: no engines are built; run edge-runtime build {bundle}")
+    record = _existing_record(bundle, asked)
     model = manifest.model(role)
     for one in wanted(manifest, record.options):
         if one.graph not in (model.body, model.head):
@@ -89,6 +89,16 @@ def checked_record(
         if asked.verify_hashes:
             _verify(bundle, asked.engines, record.plans[one.graph])
     _refuse_beyond(bundle, record, record.plans[model.body], record.plans[model.head], asked)
+    return record
+
+
+def _existing_record(bundle: Path, asked: TrtOpening) -> EngineRecord:
+    record = read_record(asked.engines)
+    if record is None:
+        raise EngineMismatch(
+            f"{asked.engines}: no engines are built; on the board run edge-runtime build {bundle}, elsewhere use "
+            "backend reference"
+        )
     return record
 
 
