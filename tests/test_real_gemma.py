@@ -39,8 +39,8 @@ def measured(
 
 
 def test_fp32_writes_what_transformers_writes(measured: Callable[..., tuple[Parity, ExportRun]]) -> None:
-    """64 of 64 greedy tokens, in English, Chinese and code; on all ten prompts by ``edge-export parity``."""
-    some = parity_prompts()[::3]
+    """64 of 64 greedy tokens, in English and code; on all ten prompts by ``edge-export parity``."""
+    some = parity_prompts()[::5]
     found, _ = measured("--precision", "fp32", greedy_prompts=some)
     assert [(run.name, run.equal) for run in found.greedy] == [(prompt.name, 64) for prompt in some]
     assert found.max_abs_logit_error <= 1e-3

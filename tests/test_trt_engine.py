@@ -367,7 +367,8 @@ def test_the_cap_holds_for_plans_buffers_and_scratch(fakes: Fakes, engines: Path
 def test_engines_that_do_not_fit_are_told_with_what_to_run(
     fakes: Fakes, engines: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    with pytest.raises(EngineMismatch, match=f"no engines are built; on the board run edge-runtime build {tiny.bundle()}"):
+    told = f"no engines are built; on the board run edge-runtime build {tiny.bundle()}"
+    with pytest.raises(EngineMismatch, match=told):
         opened(tmp_path / "none")
     with pytest.raises(ConfigError, match=r"context of 97 tokens: these engines hold 96; run .* --context 97"):
         opened(engines, capacity=97)
