@@ -47,9 +47,10 @@ class TwinParity:
 
     @property
     def agrees(self) -> bool:
-        """A logit may be off by a step of the largest where that is more than the tolerance; of two ways, each may."""
-        allowed = max(self.tolerance, self.step)
-        return self.max_abs_logit_error <= allowed and self.chunked_error <= 2 * allowed and self.rollback_exact
+        """Where a step of the largest logit is more than the tolerance, half precision alone may miss it: ``step`` is
+        printed beside the verdict and does not soften it."""
+        within = max(self.max_abs_logit_error, self.chunked_error) <= self.tolerance
+        return within and self.rollback_exact
 
 
 def twin_rows(found: TwinParity) -> list[tuple[str, str]]:

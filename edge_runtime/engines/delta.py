@@ -14,10 +14,10 @@ from typing import Literal
 import numpy as np
 
 from ..bundle import Manifest, Model
-from ..resident import give_pages_back
 from .bounds import refuse_head, refuse_path, refuse_prefix, refuse_slot, refuse_step
 from .delta_embedding import EmbeddingRows
 from .delta_executor import Copy2d, Executor
+from .kept_rows import KeptRows
 from .protocol import EngineInfo, Floats, HeadOutput, HeadRequest, Ids, StepInput, StepOutput
 from .token_ids import head_rows, read_token_ids
 
@@ -67,12 +67,8 @@ class DeltaEngine:
             keeps_hidden=settings.keeps_hidden,
             fan_out=model.fan_out,
         )
-        self._kept: Floats | None = None
-        if settings.keeps_hidden:
-            shape = (self._info.slots, self._info.capacity, self._info.hidden_size)
-            # Untouched pages of zeros cost no memory, written ones do.
-            paid = settings.cache == "at-load"
-            self._kept = np.full(shape, 0, np.float32) if paid else np.zeros(shape, np.float32)
+        shape = (self._info.slots, self._info.capacity, self._info.hidden_size)
+        self._kept = KeptRows(shape if settings.keeps_hidden else None, settings.cache)
         self._commits: dict[tuple[int, int], tuple[Copy2d, ...]] = {}
         self._rows = 0
         """Of hidden rows that the last forward made; 0 where it failed."""
@@ -110,8 +106,7 @@ class DeltaEngine:
         head = None if step.head is None else self.head(step.head)
         device.fetch_hidden(self._rows)
         hidden = host.hidden[: self._rows]
-        if self._kept is not None:
-            self._kept[step.slot, step.position : step.position + count] = hidden
+        self._kept.write(step.slot, step.position, hidden)
         return StepOutput(head, hidden, None if host.feed is None else host.feed[:count])
 
     def head(self, request: HeadRequest) -> HeadOutput:
@@ -150,8 +145,7 @@ class DeltaEngine:
             return
         if self._layout.owned:
             device.copy(self._layout.moved_rows((source, 0), (target, 0), count))
-        if self._kept is not None:
-            self._kept[target, :count] = self._kept[source, :count]
+        self._kept.copy_prefix(source, target, count)
 
     def keep_path(self, slot: int, position: int, rows: Ids) -> None:
         device = self._open()
@@ -160,23 +154,18 @@ class DeltaEngine:
             # One by one: an entry that is overwritten has been moved before, and no copy overlaps itself.
             if source != place:
                 device.copy(self._layout.moved_rows((slot, position + source), (slot, position + place), 1))
-        if self._kept is not None:
-            self._kept[slot, position : position + len(rows)] = self._kept[slot, position + rows]
+        self._kept.keep_path(slot, position, rows)
 
     def forget(self, slot: int) -> None:
         device = self._open()
         refuse_slot(slot, self._info)
         if self._layout.owned:
             device.clear(slot * self._layout.slot_bytes, self._layout.slot_bytes)
-        if self._kept is not None:
-            give_pages_back(self._kept[slot])
+        self._kept.forget(slot)
 
     def hidden_rows(self, slot: int) -> Floats:
         refuse_slot(slot, self._info)
-        if self._kept is None:
-            raise ValueError("this engine keeps no hidden rows")
-        rows: Floats = self._kept[slot]
-        return rows
+        return self._kept.of(slot)
 
     def close(self) -> None:
         """Closing twice is harmless, any other call afterwards a ``ValueError``."""

@@ -104,8 +104,7 @@ class OrtEngine:
             self._run(run.session, run.binding, run.pushed, replay)
         self._rows = count * info.fan_out
         hidden = arrays.hidden.host(rows * info.fan_out)[: self._rows]
-        if arrays.kept is not None:
-            arrays.kept[step.slot, step.position : step.position + count] = hidden
+        arrays.kept.write(step.slot, step.position, hidden)
         head = None if step.head is None else self.head(step.head)
         feed = arrays.feed.host(count) if self._bindings.feeds and arrays.feed is not None else None
         return StepOutput(head, hidden, feed)
@@ -154,12 +153,8 @@ class OrtEngine:
         self._arrays.forget(slot)
 
     def hidden_rows(self, slot: int) -> Floats:
-        kept = self._arrays.kept
-        if kept is None:
-            raise ValueError("this engine keeps no hidden rows")
         refuse_slot(slot, self._info)
-        rows: Floats = kept[slot]
-        return rows
+        return self._arrays.kept.of(slot)
 
     def close(self) -> None:
         """Free the sessions; closing twice is harmless, any other call afterwards an error."""

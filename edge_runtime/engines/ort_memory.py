@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ..bundle import Model
 from ..errors import EngineError
 from ..resident import give_pages_back
+from .kept_rows import KeptRows
 from .ort_cuda import device_copies
 from .ort_settings import OrtSettings
 from .ort_sight import Sight
@@ -131,10 +132,8 @@ class Arrays:
             if (one.graph, one.direction) == ("stem", "out") and not one.name.startswith(("hidden", "present_"))
         }
         """What the first layers hand to the others, where they are graphs apart."""
-        self.kept: Floats | None = None
-        """[slots, capacity, hidden_size] the hidden row behind each cache entry."""
-        if settings.keeps_hidden:
-            self.kept = _zeros((settings.slots, settings.capacity, model.hidden_size), np.float32, settings.cache)
+        kept = (settings.slots, settings.capacity, model.hidden_size) if settings.keeps_hidden else None
+        self.kept = KeptRows(kept, settings.cache)
         self.cache = _own_cache(model, settings) if model.shares is None else _shared_cache(model.shares, target)
 
     def _small(self) -> dict[str, NDArray[Any] | None]:
@@ -159,23 +158,20 @@ class Arrays:
         for held, copies in zip(self.cache[source], self.cache[target], strict=True):
             for cache, copy in zip(held, copies, strict=True):
                 copy.take_positions(cache, count)
-        if self.kept is not None:
-            self.kept[target, :count] = self.kept[source, :count]
+        self.kept.copy_prefix(source, target, count)
 
     def forget(self, slot: int) -> None:
         for held in self.cache[slot]:
             for cache in held:
                 cache.give_back()
-        if self.kept is not None:
-            give_pages_back(self.kept[slot])
+        self.kept.forget(slot)
 
     def keep_path(self, slot: int, position: int, rows: NDArray[np.int64]) -> None:
         sources = position + rows
         for held in self.cache[slot]:
             for cache in held:
                 cache.move_positions(sources, position)
-        if self.kept is not None:
-            self.kept[slot, position : position + len(rows)] = self.kept[slot, sources]
+        self.kept.keep_path(slot, position, rows)
 
 
 def _twins(small: dict[str, NDArray[Any] | None], device: str) -> dict[str, Buffer]:

@@ -19,6 +19,7 @@ from ..errors import ConfigError, EngineError
 from ..resident import give_pages_back
 from ..tree import attends, depths
 from .bounds import refuse_head, refuse_path, refuse_prefix, refuse_slot, refuse_step, refuse_tokens
+from .kept_rows import KeptRows
 from .ort_settings import OrtSettings
 from .protocol import EngineInfo, Floats, HeadOutput, HeadRequest, Ids, StepInput, StepOutput
 from .token_ids import head_rows, read_token_ids
@@ -50,9 +51,8 @@ class Nf4Engine:
         self._rows = 0
         """Of the last forward."""
         self._head_rows = 0
-        self._kept: Floats | None = None
-        if settings.keeps_hidden:
-            self._kept = np.zeros((settings.slots, settings.capacity, model.hidden_size), np.float32)
+        shape = (settings.slots, settings.capacity, model.hidden_size)
+        self._kept = KeptRows(shape if settings.keeps_hidden else None)
         self._info = EngineInfo(
             vocab_size=model.vocab_size,
             hidden_size=model.hidden_size,
@@ -86,8 +86,7 @@ class Nf4Engine:
             self._hidden[:count] = rows
             hidden: Floats = rows.cpu().numpy()
         self._rows = count
-        if self._kept is not None:
-            self._kept[step.slot, step.position : step.position + count] = hidden
+        self._kept.write(step.slot, step.position, hidden)
         return StepOutput(None if step.head is None else self.head(step.head), hidden)
 
     def head(self, request: HeadRequest) -> HeadOutput:
@@ -123,28 +122,22 @@ class Nf4Engine:
             return
         with _told():
             self._cache.copy(source, target, count)
-        if self._kept is not None:
-            self._kept[target, :count] = self._kept[source, :count]
+        self._kept.copy_prefix(source, target, count)
 
     def keep_path(self, slot: int, position: int, rows: Ids) -> None:
         refuse_path(slot, position, rows, self._info)
         with _told():
             self._cache.keep(slot, position, rows)
-        if self._kept is not None:
-            self._kept[slot, position : position + len(rows)] = self._kept[slot, position + rows]
+        self._kept.keep_path(slot, position, rows)
 
     def forget(self, slot: int) -> None:
         refuse_slot(slot, self._info)
         self._cache.forget(slot)
-        if self._kept is not None:
-            give_pages_back(self._kept[slot])
+        self._kept.forget(slot)
 
     def hidden_rows(self, slot: int) -> Floats:
         refuse_slot(slot, self._info)
-        if self._kept is None:
-            raise ValueError("this engine keeps no hidden rows")
-        rows: Floats = self._kept[slot]
-        return rows
+        return self._kept.of(slot)
 
     def close(self) -> None:
         """Free the model; closing twice is harmless, any other call afterwards an error."""
