@@ -11,7 +11,8 @@ import pytest
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("engines", "engine conformance (tests/conformance)")
     group.addoption("--engine", action="append", default=[], metavar="NAME",
-                    help="Try this engine: fake, delta, ort, reference, nf4 or tensorrt; may be given several times. "
+                    help="Try this engine: fake, delta, trt-fake, ort, reference, nf4 or tensorrt; may be given several "
+                    "times. "
                     "Default: all that can run here.")  # fmt: skip
     group.addoption("--bundle", default=None, metavar="DIR",
                     help="Try the engines on this bundle rather than on tiny random models.")  # fmt: skip
