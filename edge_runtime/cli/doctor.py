@@ -107,7 +107,7 @@ def _bundle(config: Config | None, root: Path) -> tuple[Plan | None, tuple[Check
         return None, (Check("bundle", "problem", str(problem), _ANOTHER_BUNDLE),)
     files = _files(Path(config.bundle), manifest)
     try:
-        load = load_of(manifest, settings_of(config.engine))
+        load = load_of(manifest, settings_of(config.engine), Path(config.bundle))
     except InputError as problem:
         return None, (files, Check("engine settings", "problem", str(problem), _setting(str(problem), manifest)))
     room = machine_room(config.budget, root)

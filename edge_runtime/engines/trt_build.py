@@ -25,6 +25,7 @@ from ..memory import RESERVE_BYTES
 from ..resident import machine_memory
 from .build_memory import BuildRoom, allocation_cap, build_needs, refuse_beyond_room
 from .cuda import Cuda
+from .engine_fit import REBUILD, build_command
 from .engine_record import (
     RECORD_VERSION,
     BuildOptions,
@@ -163,7 +164,7 @@ def _settled(
     if stale and not request.rebuild:
         graph, reason = next(iter(stale.items()))
         raise EngineMismatch(
-            f"{request.output}: {graph}: {reason}; run edge-runtime build {request.bundle} --rebuild, "
+            f"{request.output}: {graph}: {reason}; run {build_command(request.bundle, request.output, REBUILD)}, "
             "or choose another directory with --output"
         )
     listed = {one.graph for one in plans}
