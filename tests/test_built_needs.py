@@ -16,8 +16,12 @@ from fake_cuda import FakeRuntime
 from fake_tensorrt import _WEIGHTS, FakeTensorRT, installed
 
 from edge_runtime.bundle import DRAFT, Manifest, read_manifest
-from edge_runtime.cli import main
+from edge_runtime.cli import doctor_device, main
 from edge_runtime.config import Config, EngineConfig
+from edge_runtime.doctor.device import State, Trial
+from edge_runtime.doctor.engines import Subject, check_engines
+from edge_runtime.doctor.finding import Check
+from edge_runtime.doctor.outcome import Accelerator, Outcome, Told
 from edge_runtime.engines import trt_build
 from edge_runtime.engines.delta import DeltaEngine
 from edge_runtime.engines.engine_record import RECORD_NAME, read_record
@@ -118,7 +122,8 @@ def test_what_does_not_count_is_told_and_the_manifest_is_gone_by(
     assert words in load.not_built and "\n" not in load.not_built
     assert not needs(manifest(), load).exact
     # A drafter that is not loaded has no say.
-    assert ("draft." in words) == (load_of(manifest(), settings(place, drafter="none", **given), place).built is not None)
+    alone = load_of(manifest(), settings(place, drafter="none", **given), place)
+    assert (alone.built is not None) == ("draft." in words)
 
 
 def test_other_engines_ask_for_none() -> None:
@@ -135,9 +140,8 @@ def test_the_command_says_which(engines: Path, tmp_path: Path) -> None:
     run = ["plan", "--bundle", str(bundle), "--board", "orin-nano-8", "--context", str(tiny.CAPACITY)]
     told = CliRunner().invoke(main, run)
     assert told.exit_code == 0, told.output
-    assert f"A guess from the manifest, with assumed factors: no engines are built yet (edge-runtime build '{bundle}')" in (
-        told.stdout
-    )
+    guess = "A guess from the manifest, with assumed factors: no engines are built yet (edge-runtime build "
+    assert f"{guess}'{bundle}')" in told.stdout
     shutil.copytree(engines, bundle / "engine")
     told = CliRunner().invoke(main, run)
     assert told.exit_code == 0 and "Reckoned from engine.json: engines that were built on Orin (SM 87)" in told.stdout
@@ -180,3 +184,95 @@ def test_what_would_fit_is_to_be_built_again(engines: Path) -> None:
     assert context.what == f"context: {tokens}, and edge-runtime build --rebuild --context {tokens}" and context.fits
     assert context.peak == needs(manifest(), load.of_context(tokens)).peak
     assert needs(manifest(), replace(load, built=None)).peak != peak
+
+
+# --- the doctor
+
+
+def seen(tensorrt: str = "10.3.0", compute: str = "8.7", count: int | None = 8) -> Outcome:
+    gpu = Accelerator("Orin", compute, 4 * GB, multiprocessors=count)
+    return Outcome("tensorrt", "finished", "end", "", 1.0, told=Told({"tensorrt": tensorrt}, gpu))
+
+
+def looked(place: Path, outcome: Outcome | None = None, load: Load | None = None) -> Check:
+    (found,) = check_engines(Subject(tiny.bundle(), manifest(), place, load), outcome)
+    assert found.text.isprintable() and found.name == "TensorRT engines"
+    return found
+
+
+def test_the_doctor_finds_nothing_in_what_fits(engines: Path) -> None:
+    right = looked(engines, seen(), loaded(engines))
+    assert right.status == "ok" and "4 of " in right.text and "built on Orin (SM 87) by TensorRT 10.3.0" in right.text
+    # What a probe does not tell is not held against an engine; without any, only the bundle is compared.
+    assert looked(engines, seen(count=None)).status == "ok"
+    assert looked(engines).text.endswith("not compared with this machine")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "words"),
+    [
+        (seen("10.7.0"), "built by TensorRT 10.3.0, and here is 10.7.0"),
+        (seen(compute="12.0"), "built for SM 87 (Orin), and this GPU is SM 120 (Orin)"),
+        (seen(count=16), "built on Orin with 8 multiprocessors, and this is Orin with 16"),
+    ],
+)
+def test_the_doctor_tells_foreign_engines(engines: Path, outcome: Outcome, words: str) -> None:
+    found = looked(engines, outcome)
+    assert (found.status, found.text) == ("problem", words)
+    assert found.fix == f"edge-runtime build BUNDLE --output {engines} --rebuild"
+
+
+def test_the_doctor_tells_missing_and_stale_ones(engines: Path, tmp_path: Path) -> None:
+    assert looked(tmp_path / "none", seen()).status == "problem" and looked(tmp_path / "none").status == "advice"
+    place = Path(shutil.copytree(engines, tmp_path / "copy"))
+    (place / "target.head.plan").unlink()
+    gone = looked(place, seen())
+    assert (gone.status, gone.text) == ("problem", "target.head.onnx: target.head.plan is missing")
+    assert gone.fix == f"edge-runtime build BUNDLE --output {place}"
+    path = place / RECORD_NAME
+    path.write_text(path.read_text().replace(manifest_digest("target.body.onnx"), "0" * 64))
+    stale = looked(place, seen())
+    assert "target.body.onnx has changed since it was built; target.head.onnx: " in stale.text
+    assert stale.fix.endswith("--rebuild")
+    path.write_text("[")
+    assert "cannot be read" in looked(place, seen()).text
+
+
+def test_the_doctor_tells_settings_beyond_them(engines: Path) -> None:
+    found = looked(engines, seen(), loaded(engines, context=100))
+    assert found.status == "problem" and found.text == "context of 100 tokens: these engines hold 96"
+    assert found.fix.endswith("--rebuild --context 100")
+
+
+def test_the_doctor_has_nothing_to_say_of_other_engines() -> None:
+    reference = load_of(manifest(), LoadSettings(context=64, backend="reference"))
+    assert check_engines(Subject(tiny.bundle(), manifest(), None, reference), None) == ()
+    models = {role: replace(model, dialect="ort") for role, model in manifest().models.items()}
+    other = replace(manifest(), models=models)
+    assert check_engines(Subject(tiny.bundle(), other, None, None), None) == ()
+
+
+def manifest_digest(name: str) -> str:
+    return next(entry.sha256 for entry in manifest().files if entry.name == name)
+
+
+def test_the_command_looks_at_the_configured_engines(engines: Path, tmp_path: Path) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text(f"bundle: {tiny.bundle()}\nengine: {{engines: {engines}, context: 64}}\n")
+    told = json.loads(CliRunner().invoke(main, ["doctor", "--config", str(config), "--json"]).stdout)
+    (one,) = (check for check in told["checks"] if check["name"] == "TensorRT engines")
+    assert one["status"] == "ok", one
+
+
+def test_with_device_they_are_held_against_this_machine(engines: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    still = State(None, None, None)
+    trial = Trial((seen("10.7.0"),), still, still, None, False)
+    monkeypatch.setattr(doctor_device, "try_all", lambda *given: trial)
+    config = engines.parent / "c.yaml"
+    config.write_text(f"bundle: {tiny.bundle()}\nengine: {{engines: {engines}, context: 64}}\n")
+    told = json.loads(CliRunner().invoke(main, ["doctor", "--device", "--config", str(config), "--json"]).stdout)
+    (one,) = (check for check in told["checks"] if check["name"] == "TensorRT engines")
+    assert one["status"] == "problem" and one["text"] == "built by TensorRT 10.3.0, and here is 10.7.0"
+    given = CliRunner().invoke(main, ["doctor", "--device", "--bundle", str(tiny.bundle()), "--json"])
+    (one,) = (check for check in json.loads(given.stdout)["checks"] if check["name"] == "TensorRT engines")
+    assert one["status"] == "problem" and one["text"] == "none are built"

@@ -26,20 +26,19 @@ def with_built(load: Load, manifest: Manifest, bundle: Path, engines: Path) -> L
         if record is None:
             told = f"no engines are built yet ({build_command(bundle, engines)})"
             return replace(load, not_built=told)
-        for one in _against(record, manifest, bundle, engines, load):
-            return replace(load, not_built=f"the engines in {engines} do not count: {one.text} ({one.command})")
+        for one in _against(record, manifest, engines, load):
+            again = build_command(bundle, engines, *one.options)
+            return replace(load, not_built=f"the engines in {engines} do not count: {one.text} ({again})")
         return replace(load, built=_built(record, manifest, load))
     except InputError as problem:
         return replace(load, not_built=str(problem))
 
 
-def _against(
-    record: EngineRecord, manifest: Manifest, bundle: Path, engines: Path, load: Load
-) -> Iterator[Misfit]:
+def _against(record: EngineRecord, manifest: Manifest, engines: Path, load: Load) -> Iterator[Misfit]:
     """Whatever the machine: engines of a board that is not at hand may lie here."""
     for role in (TARGET, *load.roles):
-        yield from misfits(record, bundle, engines, manifest, role, None)
-    small = too_small(record, bundle, engines, manifest, TARGET, load.context, load.head_rows)
+        yield from misfits(record, engines, manifest, role, None)
+    small = too_small(record, manifest, TARGET, load.context, load.head_rows)
     if small is not None:
         yield small
 

@@ -19,7 +19,8 @@ REBUILD = "--rebuild"
 @dataclass(frozen=True, slots=True)
 class Misfit:
     text: str
-    command: str
+    options: tuple[str, ...]
+    """Of the build that mends it."""
 
 
 def build_command(bundle: Path, engines: Path, *more: str) -> str:
@@ -29,11 +30,11 @@ def build_command(bundle: Path, engines: Path, *more: str) -> str:
 
 
 def misfits(
-    record: EngineRecord, bundle: Path, engines: Path, manifest: Manifest, role: str, machine: MachineFacts | None
+    record: EngineRecord, engines: Path, manifest: Manifest, role: str, machine: MachineFacts | None
 ) -> Iterator[Misfit]:
     """Of one model; ``machine`` ``None``: whatever it is."""
     if machine is not None and (reason := foreign(record, machine)) is not None:
-        yield Misfit(reason, build_command(bundle, engines, REBUILD))
+        yield Misfit(reason, (REBUILD,))
         return
     model = manifest.model(role)
     graphs = {graph_file(model, graph): graph for graph in GRAPHS}
@@ -47,23 +48,22 @@ def misfits(
         if reason is not None:
             # What is not there, or not whole, is built without being asked twice.
             whole = plan is not None and damaged(plan, engines) is None
-            yield Misfit(f"{one.graph}: {reason}", build_command(bundle, engines, *([REBUILD] if whole else [])))
+            yield Misfit(f"{one.graph}: {reason}", (REBUILD,) if whole else ())
 
 
 def too_small(
-    record: EngineRecord, bundle: Path, engines: Path, manifest: Manifest, role: str, context: int, head_rows: int
+    record: EngineRecord, manifest: Manifest, role: str, context: int, head_rows: int
 ) -> Misfit | None:
     """What of the settings is beyond engines without misfits."""
     model = manifest.model(role)
     body, head = record.plans[model.body], record.plans[model.head]
     capacity = capacity_of(body.profiles, body.io)
     if capacity is not None and context > capacity:
-        command = build_command(bundle, engines, REBUILD, "--context", str(context))
-        return Misfit(f"context of {context} tokens: these engines hold {capacity}", command)
+        text = f"context of {context} tokens: these engines hold {capacity}"
+        return Misfit(text, (REBUILD, "--context", str(context)))
     if head_rows > _most_rows(head):
-        command = build_command(bundle, engines, REBUILD, "--draft-length", str(head_rows - 1))
         text = f"{head_rows - 1} draft tokens: these engines verify up to {record.options.draft_length}"
-        return Misfit(text, command)
+        return Misfit(text, (REBUILD, "--draft-length", str(head_rows - 1)))
     return None
 
 

@@ -144,7 +144,8 @@ def read_record(directory: Path) -> EngineRecord | None:
         raise EngineMismatch(f"{path} cannot be read: {why(problem)}; {again}") from None
     version = data.get("schema_version") if isinstance(data, dict) else None
     if type(version) is not int or version != RECORD_VERSION:
-        raise EngineMismatch(f"{path}: schema version {version!r:.40}, but this runtime reads {RECORD_VERSION}; {again}")
+        told = f"schema version {version!r:.40}, but this runtime reads {RECORD_VERSION}"
+        raise EngineMismatch(f"{path}: {told}; {again}")
     try:
         record = structure(EngineRecord, data, EngineMismatch, str(path))
     except EngineMismatch as problem:

@@ -79,15 +79,15 @@ def checked_record(
 ) -> EngineRecord:
     """The record, of engines that may run here and are what is asked. Raises ``EngineMismatch`` and ``ConfigError``."""
     record, engines = _existing_record(bundle, asked), asked.engines
-    for one in misfits(record, bundle, engines, manifest, role, machine):
-        raise EngineMismatch(f"{engines}: {one.text}; run {one.command}")
+    for one in misfits(record, engines, manifest, role, machine):
+        raise EngineMismatch(f"{engines}: {one.text}; run {build_command(bundle, engines, *one.options)}")
     model = manifest.model(role)
     if asked.verify_hashes:
         for graph in (model.body, model.head):
             _verify(bundle, engines, record.plans[graph])
-    small = too_small(record, bundle, engines, manifest, role, asked.capacity, asked.max_head_rows)
+    small = too_small(record, manifest, role, asked.capacity, asked.max_head_rows)
     if small is not None:
-        raise ConfigError(f"{small.text}; run {small.command}")
+        raise ConfigError(f"{small.text}; run {build_command(bundle, engines, *small.options)}")
     return record
 
 
