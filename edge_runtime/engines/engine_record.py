@@ -24,7 +24,9 @@ ENGINE_DIRECTORY = "engine"
 """Of a bundle, where nothing else is said."""
 RECORD_VERSION = 1
 _MOST_BYTES = 16 << 20
-_MOST_ROWS, _MOST_TOKENS, _MOST_SIZE, _LONGEST = 1 << 16, 1 << 30, 1 << 45, 200
+MOST_TOKENS = 1 << 24
+"""That anything can be built for."""
+_MOST_ROWS, _MOST_SIZE, _LONGEST = 1 << 16, 1 << 45, 200
 
 ProfileName = Literal["decode", "prefill", "head"]
 
@@ -159,7 +161,7 @@ def _unsound(record: EngineRecord) -> Iterator[str]:
     """What nobody may reckon with, or name a file by: a build with --rebuild deletes what a record names."""
     options = record.options
     sizes = [("draft_length", options.draft_length, 0, _MOST_ROWS), ("chunk", options.chunk, 1, _MOST_ROWS)]
-    sizes += [("context", options.context, 1, _MOST_TOKENS)]
+    sizes += [("context", options.context, 1, MOST_TOKENS)]
     sizes += [("workspace_bytes", options.workspace_bytes, 0, _MOST_SIZE)]
     for graph, plan in record.plans.items():
         if plan.graph != graph or Path(graph).name != graph or plan.file != plan_file(graph):

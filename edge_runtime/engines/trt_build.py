@@ -13,7 +13,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -129,11 +129,24 @@ def _locked(output: Path) -> Iterator[None]:
         raise ConfigError(f"{output} cannot be written: {why(problem)}; choose another with --output") from None
     try:
         _lock(handle, output)
-        for part in output.glob("*.part"):
-            part.unlink()
+        _clear_parts(output)
         yield
+    except OSError as problem:
+        # A full disk names no file. What was half written would only keep it full.
+        _clear_parts(output)
+        place = problem.filename2 or problem.filename or output
+        raise ConfigError(
+            f"building into {output} ended at {place}: {why(problem)}; make room or remove what is in the way, or choose "
+            "another with --output"
+        ) from None
     finally:
         os.close(handle)
+
+
+def _clear_parts(output: Path) -> None:
+    for part in output.glob("*.part"):
+        with suppress(IsADirectoryError):  # none of ours
+            part.unlink()
 
 
 def _lock(handle: int, output: Path) -> None:
