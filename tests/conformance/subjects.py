@@ -6,7 +6,7 @@ A tolerance is stated in standard deviations of the logits, since bundles differ
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -21,9 +21,9 @@ from fake_delta import fake_delta
 from fake_tensorrt import FakeTensorRT, put_in_place
 from random_gemma import export_random, save_random
 
-from edge_runtime.bundle import Manifest, read_manifest
+from edge_runtime.bundle import Manifest, file_problems, read_manifest
 from edge_runtime.engines import trt_build
-from edge_runtime.engines.engine_record import BuildOptions
+from edge_runtime.engines.engine_record import ENGINE_DIRECTORY, BuildOptions, read_record
 from edge_runtime.engines.opening import Backend, BuiltEngines, GraphMode, open_engine
 from edge_runtime.engines.ort_settings import OrtSettings
 from edge_runtime.engines.protocol import Engine
@@ -124,11 +124,32 @@ def cases(engine: str, owned: Path | None) -> list[Case]:
 
 
 def runs_here(engine: str, owned: Path | None) -> bool:
-    """Whether what it needs is installed; nothing is imported for that."""
-    if owned is not None and read_manifest(owned).models["target"].dialect != _DIALECTS.get(engine):
-        return engine in _FAKES
-    modules = {"nf4": ("torch", "transformers", "bitsandbytes"), "tensorrt": ("tensorrt",)}.get(engine, ())
-    return all(importlib.util.find_spec(name) is not None for name in modules) and bool(cases(engine, owned))
+    return why_not_here(engine, owned) is None
+
+
+def why_not_here(engine: str, owned: Path | None) -> str | None:
+    """What it lacks, in words; nothing is imported for that. Raises ``BundleError``."""
+    dialect = None if owned is None else read_manifest(owned).model("target").dialect
+    if engine in _FAKES:
+        return None
+    if dialect is not None and dialect != _DIALECTS[engine]:
+        fitting = " or ".join(name for name, one in _DIALECTS.items() if one == dialect)
+        return f"the bundle is made for {fitting}"
+    for name in _MODULES.get(engine, ()):
+        if importlib.util.find_spec(name) is None:
+            return f"{name} is not installed here"
+    if not cases(engine, owned):
+        return "there is no tiny model of it: name a bundle that is built, with --bundle DIR"
+    return None
+
+
+def bundle_problem(engines: Sequence[str], owned: Path) -> str | None:
+    """Told once, ahead of tests that would all fail by it."""
+    if (problem := next(file_problems(owned, read_manifest(owned), hashes=False), None)) is not None:
+        return problem
+    if "tensorrt" in engines and read_record(owned / ENGINE_DIRECTORY) is None:
+        return f"no engines are built of it: edge-runtime build {owned}"
+    return None
 
 
 # --- how each is opened
@@ -202,6 +223,7 @@ def _of_bundle(engine: str, owned: Path) -> Case:
 _BACKENDS: dict[str, Backend] = {
     "ort": "onnxruntime", "reference": "reference", "tensorrt": "tensorrt", "nf4": "nf4",
 }  # fmt: skip
+_MODULES = {"nf4": ("torch", "transformers", "bitsandbytes"), "tensorrt": ("tensorrt",)}
 _DIALECTS = {"ort": "ort", "reference": "tensorrt", "tensorrt": "tensorrt", "nf4": "nf4"}
 _REDUCED = np.arange(0, 64, 2)
 _FAKES: dict[str, list[Case]] = {
