@@ -31,6 +31,8 @@ _RESCORED = 2.0
 """Copies of the rows that a screened head scores again."""
 _GUESSED = 1.3
 """Memory to a byte of a weight file, where the bundle does not say what is in it."""
+_WIDENED = 3
+"""Memory to a byte that graphs for TensorRT store where onnxruntime runs them on a CPU: halves become floats too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,8 +136,8 @@ def _locked(output: Path) -> Iterator[None]:
         _clear_parts(output)
         place = problem.filename2 or problem.filename or output
         raise ConfigError(
-            f"building into {output} ended at {place}: {why(problem)}; make room or remove what is in the way, or choose "
-            "another with --output"
+            f"building into {output} ended at {place}: {why(problem)}; make room or remove what is in the way, or "
+            "choose another with --output"
         ) from None
     finally:
         os.close(handle)
