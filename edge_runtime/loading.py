@@ -24,11 +24,13 @@ from .drafters.self_draft import SelfDraft
 from .drafters.several import Several
 from .drafters.strategy import AsRequested, Beam, Strategy
 from .drafters.suffix import SuffixCache
+from .engines.built_needs import with_built
+from .engines.engine_record import ENGINE_DIRECTORY
 from .engines.opening import Backend, BuiltEngines, GraphMode, chosen_backend, open_engine
 from .engines.ort_settings import OrtSettings
 from .engines.protocol import Engine
 from .errors import BundleError, ConfigError, InputError, why
-from .memory import Load, needs
+from .needs import Load, needs
 from .text.chat import ChatTemplate
 from .text.tokenizer import Tokenizer
 from .warmup import measure_costs, measure_drafter
@@ -236,8 +238,12 @@ def most_draft_tokens(text: str) -> int:
     return max(MAX_DRAFT_TOKENS, min(int(text), _LONGEST_DRAFT)) if text.isdecimal() else MAX_DRAFT_TOKENS
 
 
-def load_of(manifest: Manifest, settings: LoadSettings) -> Load:
-    """What is loaded, as a plan of memory reckons with it. Raises ``ConfigError`` for settings beyond the bundle."""
+def load_of(manifest: Manifest, settings: LoadSettings, directory: Path | None = None) -> Load:
+    """What is loaded, as a plan of memory reckons with it: from engines that are built, where ``directory``, the
+    bundle's, holds some or the settings name them.
+
+    Raises ``ConfigError`` for settings beyond the bundle.
+    """
     longest = manifest.model(TARGET).max_context
     context = min(longest, DEFAULT_CONTEXT) if settings.context is None else settings.context
     if not 1 <= context <= longest:
@@ -251,7 +257,7 @@ def load_of(manifest: Manifest, settings: LoadSettings) -> Load:
     if settings.drafter != "auto":
         roles = [] if needed is None else [needed]
     backend = chosen_backend(manifest, TARGET, settings.backend)
-    return Load(
+    load = Load(
         context=context,
         sessions=settings.slots,
         roles=tuple(roles),
@@ -260,6 +266,9 @@ def load_of(manifest: Manifest, settings: LoadSettings) -> Load:
         head_rows=settings.max_draft_tokens + 1,
         suffix_tokens=settings.suffix_tokens if settings.drafter in ("auto", "suffix") else 0,
     )
+    if backend != "tensorrt" or directory is None:
+        return load
+    return with_built(load, manifest, directory, settings.engines or directory / ENGINE_DIRECTORY)
 
 
 def load_bundle(directory: Path, settings: LoadSettings) -> LoadedBundle:
@@ -271,7 +280,7 @@ def load_bundle(directory: Path, settings: LoadSettings) -> LoadedBundle:
     on_device = settings.device == "cuda" or backend == "tensorrt"
     if not on_device and (settings.cuda_graphs == "captured" or settings.cpu_fallback):
         raise ConfigError("CUDA graphs and cpu_fallback are about device cuda, and this is cpu")
-    load = load_of(manifest, settings)
+    load = load_of(manifest, settings, directory)
     verify_files(directory, manifest, hashes=settings.verify_hashes)
     roles = load.roles
     engine_settings = OrtSettings(
@@ -317,12 +326,12 @@ def load_bundle(directory: Path, settings: LoadSettings) -> LoadedBundle:
 
 def _arena_bytes(manifest: Manifest, load: Load, settings: LoadSettings) -> int | None:
     """What the budget leaves for activations. Sessions run one after another, and each has an arena of its own."""
-    if settings.memory_bytes is None or settings.device == "cpu":
+    if settings.memory_bytes is None or load.device == "cpu":
         return None
     planned = needs(manifest, load)
-    if manifest.model(TARGET).dialect == "nf4":
-        # torch has one allocator for all that it holds.
-        held = planned.process + planned.tokenizer + planned.suffix
+    if manifest.model(TARGET).dialect != "ort":
+        # One allocator for all that the device holds: torch's, or ours of plans, buffers and scratch.
+        held = planned.process + planned.tokenizer + planned.suffix + sum(one.hidden for one in planned.models)
     else:
         held = planned.loaded - sum(one.scratch for one in planned.models)
     return max(_LEAST_ARENA_BYTES, settings.memory_bytes - held)

@@ -11,7 +11,7 @@ import click
 from rich.table import Table
 
 from edge_runtime import __version__
-from edge_runtime.bundle import TARGET, Manifest, file_problems, read_manifest
+from edge_runtime.bundle import TARGET, Manifest, file_problems, read_manifest, verify_files
 from edge_runtime.console import OneLineErrors, plain_console
 from edge_runtime.errors import BundleError, ConfigError
 from edge_runtime.files import read_text_at_most
@@ -183,6 +183,10 @@ def parity(
     manifest = read_manifest(bundle)
     checkpoint = open_checkpoint(reference)
     read = None if text is None else read_text_at_most(text, _MOST_TEXT_BYTES, "")
+    if manifest.model(TARGET).dialect == "nf4":
+        raise ConfigError(f"{bundle} is for bitsandbytes: edge-export quality {reference} --scheme nf4 says its cost")
+    # Ahead of the reference, which takes minutes: altered weights would only show as bad figures.
+    verify_files(bundle, manifest)
     with progress_bars() as progress:
         found = measure_parity(
             bundle,

@@ -11,7 +11,8 @@ import pytest
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("engines", "engine conformance (tests/conformance)")
     group.addoption("--engine", action="append", default=[], metavar="NAME",
-                    help="Try this engine: fake, delta, ort, reference, nf4 or tensorrt; may be given several times. "
+                    help="Try this engine: fake, delta, trt-fake, ort, reference, nf4 or tensorrt; may be given "
+                    "several times. "
                     "Default: all that can run here.")  # fmt: skip
     group.addoption("--bundle", default=None, metavar="DIR",
                     help="Try the engines on this bundle rather than on tiny random models.")  # fmt: skip
@@ -30,7 +31,7 @@ def owned_bundle(config: pytest.Config) -> Path | None:
 
 def asked_engines(config: pytest.Config) -> list[str]:
     """Those that were named, or all that can run here. A name that cannot run is an error, never a silent nothing."""
-    from subjects import ENGINES, runs_here
+    from subjects import ENGINES, bundle_problem, runs_here, why_not_here
 
     from edge_runtime.errors import EdgeError
 
@@ -44,7 +45,13 @@ def asked_engines(config: pytest.Config) -> list[str]:
         raise pytest.UsageError(f"--bundle: {problem}") from None
     for name in asked:
         if name not in able:
-            raise pytest.UsageError(f"--engine {name}: not installed here, or the bundle is made for another engine")
+            raise pytest.UsageError(f"--engine {name}: {why_not_here(name, owned)}")
+    try:
+        problem = None if owned is None else bundle_problem(asked or able, owned)
+    except EdgeError as unread:
+        problem = str(unread)
+    if problem is not None:
+        raise pytest.UsageError(f"--bundle: {problem}")
     return asked or able
 
 

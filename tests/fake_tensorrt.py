@@ -482,8 +482,12 @@ def installed(monkeypatch: Any, version: str = "10.3.0", **facts: Any) -> Iterat
     """Both in the place of the real ones, for a fixture to yield from."""
     cuda = FakeRuntime(**facts)
     trt = FakeTensorRT(cuda, version)
+    put_in_place(monkeypatch, trt, cuda)
+    yield trt, cuda
+
+
+def put_in_place(monkeypatch: Any, trt: FakeTensorRT, cuda: FakeRuntime) -> None:
     package = SimpleNamespace(bindings=SimpleNamespace(runtime=cuda))
     for name, module in (("tensorrt", trt), ("cuda", package), ("cuda.bindings", package.bindings),
                          ("cuda.bindings.runtime", cuda)):  # fmt: skip
         monkeypatch.setitem(__import__("sys").modules, name, module)
-    yield trt, cuda

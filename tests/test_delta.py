@@ -23,7 +23,7 @@ from edge_runtime.engines.ort import OrtEngine, OrtSettings
 from edge_runtime.engines.protocol import HeadRequest, Ids, StepInput
 from edge_runtime.errors import BundleError, ConfigError, EngineError
 from edge_runtime.loading import LoadSettings, load_bundle, load_of
-from edge_runtime.memory import needs
+from edge_runtime.needs import needs
 from edge_runtime.testing import FakeModel
 
 IDS: Ids = np.arange(64)

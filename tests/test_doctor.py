@@ -16,7 +16,8 @@ from edge_runtime.cli import main
 from edge_runtime.config import BudgetConfig, Config, EngineConfig
 from edge_runtime.doctor.checks import Check, check
 from edge_runtime.doctor.machine import Jtop, Machine, User, read_machine
-from edge_runtime.memory import Load, Room, plan
+from edge_runtime.memory import Room, plan
+from edge_runtime.needs import Load
 from edge_runtime.simulator.release import JETPACK_6_2, JETPACK_7_2
 from edge_runtime.simulator.tree import BoardTree
 from edge_runtime.telemetry.sample import MemoryReading

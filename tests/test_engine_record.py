@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -149,6 +150,70 @@ def test_a_record_of_something_else_is_refused(tmp_path: Path, text: str, words:
     with pytest.raises(EngineMismatch, match=words) as problem:
         read_record(tmp_path)
     assert "\n" not in str(problem.value)
+
+
+_PLAN = ("plans", "target.body.onnx")
+_SENSELESS: list[tuple[tuple[str, ...], object]] = [
+    ((*_PLAN, "file"), "../../victim"),
+    ((*_PLAN, "file"), "/etc/passwd"),
+    ((*_PLAN, "graph"), "target.head.onnx"),
+    ((*_PLAN, "bytes"), -1),
+    ((*_PLAN, "bytes"), 10**40),
+    ((*_PLAN, "bytes"), "12"),
+    ((*_PLAN, "scratch_bytes"), -1),
+    ((*_PLAN, "scratch_bytes"), 10**40),
+    ((*_PLAN, "build_s"), float("nan")),
+    ((*_PLAN, "build_s"), float("inf")),
+    ((*_PLAN, "profiles"), {}),
+    ((*_PLAN, "profiles"), [7]),
+    ((*_PLAN, "io"), [{"name": 1}]),
+    (("options", "draft_length"), -1),
+    (("options", "draft_length"), 10**40),
+    (("options", "chunk"), 0),
+    (("options", "context"), 10**40),
+    (("options", "workspace_bytes"), -1),
+    (("machine", "device"), "Orin\n\x1b[31m"),
+    (("machine", "sm"), "8" * 1000),
+    (("plans",), []),
+    (("plans",), None),
+]
+
+
+@pytest.mark.parametrize(("place", "value"), _SENSELESS)
+def test_figures_and_names_that_no_build_writes_are_refused_in_one_line(
+    tmp_path: Path, place: tuple[str, ...], value: object
+) -> None:
+    write_record(tmp_path, record(tmp_path, wanted_body()))
+    path = tmp_path / RECORD_NAME
+    data = inner = json.loads(path.read_text())
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    path.write_text(json.dumps(data))
+    with pytest.raises(EngineMismatch) as problem:
+        read_record(tmp_path)
+    told = str(problem.value)
+    assert str(path) in told and "--rebuild" in told and told.isprintable() and len(told) < len(str(path)) + 300
+
+
+def test_a_record_under_a_name_that_is_no_name(tmp_path: Path) -> None:
+    write_record(tmp_path, record(tmp_path, wanted_body()))
+    path = tmp_path / RECORD_NAME
+    path.write_text(path.read_text().replace("target.body.", "../target.body."))
+    with pytest.raises(EngineMismatch, match="which no build writes"):
+        read_record(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["directory", "bytes", "deep", "digits"])
+def test_a_record_that_is_no_text_is_refused(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / RECORD_NAME
+    if kind == "directory":
+        path.mkdir()
+    else:
+        path.write_bytes({"bytes": b"\xff\xfe", "deep": b"[" * 100_000, "digits": b"1" * 5000}[kind])
+    with pytest.raises(EngineMismatch) as problem:
+        read_record(tmp_path)
+    assert "--rebuild" in str(problem.value) and str(problem.value).isprintable()
 
 
 def test_what_is_stale_is_told_in_words(tmp_path: Path) -> None:

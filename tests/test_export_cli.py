@@ -273,6 +273,15 @@ def test_parity_of_a_tiny_bundle_prints_figures(tiny: Path, bundle: Path, tmp_pa
     assert found["tokens"] > 50 and found["top1_agreement"] > 0.9 and found["mean_kl"] < 0.05
     assert found["twin"] is None and "top-1 agreement" in done(*common)
     assert "no such checkpoint" in refused("parity", bundle, "--reference", tmp_path / "none")
+    # Damage is told before the reference is made, and what only looks like weights is no figure.
+    damaged = Path(shutil.copytree(bundle, tmp_path / "damaged"))
+    weights = damaged / "target.weights"
+    data = bytearray(weights.read_bytes())
+    data[len(data) // 2] ^= 255
+    weights.write_bytes(data)
+    assert "target.weights: sha256" in refused("parity", damaged, "--reference", tiny)
+    weights.unlink()
+    assert "target.weights: missing" in refused("parity", damaged, "--reference", tiny)
     assert "none.txt" in refused("parity", bundle, "--reference", tiny, "--text", tmp_path / "none.txt")
 
 

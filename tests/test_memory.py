@@ -14,7 +14,8 @@ from edge_runtime.boards import board_named
 from edge_runtime.bundle import DRAFT, TARGET
 from edge_runtime.config import read_config
 from edge_runtime.loading import load_of
-from edge_runtime.memory import Load, Room, in_four_bits, needs, plan, shown
+from edge_runtime.memory import Room, in_four_bits, plan, shown
+from edge_runtime.needs import Load, needs
 from edge_runtime.server.preparing import board_room, settings_of
 
 CONFIGS = Path(__file__).parent.parent / "configs"

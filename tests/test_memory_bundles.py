@@ -16,7 +16,8 @@ from edge_runtime.config import BudgetConfig, Config, EngineConfig
 from edge_runtime.engines.ort import OrtEngine, OrtSettings
 from edge_runtime.errors import BundleError, OutOfBudget
 from edge_runtime.loading import LoadSettings, load_of
-from edge_runtime.memory import Load, Room, needs, opened_graphs, shown
+from edge_runtime.memory import Room, shown
+from edge_runtime.needs import Load, needs, opened_graphs
 from edge_runtime.server.preparing import refuse_beyond, settings_of
 
 

@@ -22,7 +22,7 @@ from edge_runtime.engines.torch_nf4 import Nf4Engine
 from edge_runtime.engines.torch_nf4_model import _Product, try_product
 from edge_runtime.errors import BundleError, CheckpointError, ConfigError
 from edge_runtime.loading import LoadSettings, load_bundle, load_of
-from edge_runtime.memory import needs
+from edge_runtime.needs import needs
 from edge_runtime.sampling import SamplingParams
 from edge_runtime.session import Session
 from edge_runtime.testing import decode

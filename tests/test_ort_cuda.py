@@ -218,7 +218,7 @@ def test_a_budget_leaves_the_arena_what_is_not_taken() -> None:
     import tiny_bundle as tiny
 
     from edge_runtime.loading import LoadSettings, _arena_bytes, load_of
-    from edge_runtime.memory import needs
+    from edge_runtime.needs import needs
 
     manifest = read_manifest(tiny.bundle())
     settings = LoadSettings(device="cuda", context=256, memory_bytes=3_000_000_000)
@@ -228,4 +228,5 @@ def test_a_budget_leaves_the_arena_what_is_not_taken() -> None:
     assert _arena_bytes(manifest, load, settings) == 3_000_000_000 - planned.loaded + scratch
     assert _arena_bytes(manifest, load, replace(settings, memory_bytes=1)) == 64 << 20
     assert _arena_bytes(manifest, load, replace(settings, memory_bytes=None)) is None
-    assert _arena_bytes(manifest, load, replace(settings, device="cpu")) is None
+    on_cpu = replace(settings, device="cpu")
+    assert _arena_bytes(manifest, load_of(manifest, on_cpu), on_cpu) is None

@@ -18,7 +18,8 @@ from edge_runtime.bundle import DRAFT, MANIFEST_NAME, read_manifest
 from edge_runtime.cli import main
 from edge_runtime.config import Config, EngineConfig
 from edge_runtime.errors import OutOfBudget
-from edge_runtime.memory import Load, Plan, Room, needs, plan
+from edge_runtime.memory import Plan, Room, plan
+from edge_runtime.needs import Load, needs
 from edge_runtime.server.preparing import refuse_beyond
 
 GB = 1_000_000_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -311,6 +312,7 @@ def test_the_command_says_what_it_found_and_built(fakes: Fakes, bundle: Path) ->
         (["{none}"], "no bundle at"),
         (["{bundle}", "--draft-length", "64"], "--draft-length"),
         (["{bundle}", "--chunk", "0"], "--chunk"),
+        (["{bundle}", "--context", "99999999999"], "--context"),
         (["{bundle}", "--workspace", "1"], "--workspace"),
         (["{bundle}", "--output", "/proc/x"], "--output"),
         (["{bundle}", "--output", ""], "it is empty"),
@@ -323,3 +325,42 @@ def test_wrong_options_are_one_line(fakes: Fakes, tmp_path: Path, arguments: lis
     result = build(*[places.get(one, one) for one in arguments])
     assert result.exit_code == 2 and words in result.stderr and result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1 and fakes[0].built == []
+
+
+# --- what is in the way
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [("engine.json", ["--rebuild"]), ("timing.cache", []), ("target.body.plan", []), ("engine.json.part", [])],
+)
+def test_a_directory_in_the_place_of_a_file_is_told_in_one_line(
+    fakes: Fakes, tmp_path: Path, name: str, more: list[str]
+) -> None:
+    (tmp_path / "out" / name).mkdir(parents=True)
+    result = CliRunner().invoke(main, ["build", str(tiny.bundle()), "--output", str(tmp_path / "out"), *more])
+    assert result.exit_code == 2, result.output
+    said = result.stderr.strip().splitlines()[-1]
+    assert said.startswith("error: ") and str(tmp_path / "out" / name) in said and "--output" in said
+
+
+def test_a_full_disk_is_told_and_left_no_fuller(fakes: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ConfigError, match="No space left on device; make room") as problem:
+        tiny.built(tmp_path / "out", tiny.bundle())
+    assert "\n" not in str(problem.value) and not list((tmp_path / "out").glob("*.part"))
+
+
+def test_a_record_cannot_have_a_file_elsewhere_removed(fakes: Fakes, tmp_path: Path) -> None:
+    output, victim = tmp_path / "out", tmp_path / "victim"
+    tiny.built(output, tiny.bundle())
+    victim.write_text("mine")
+    record = output / "engine.json"
+    record.write_text(record.read_text().replace('"target.body.plan"', '"../victim"'))
+    with pytest.raises(EngineMismatch, match="which no build writes"):
+        tiny.built(output, tiny.bundle())
+    tiny.built(output, tiny.bundle(), rebuild=True)
+    assert victim.read_text() == "mine" and "victim" not in record.read_text()

@@ -10,7 +10,7 @@ import click
 
 from ..console import plain_console
 from ..engines.build_memory import LEAST_WORKSPACE_BYTES, WORKSPACE_BYTES
-from ..engines.engine_record import ENGINE_DIRECTORY, BuildOptions, EngineRecord, MachineFacts, PlanRecord
+from ..engines.engine_record import ENGINE_DIRECTORY, MOST_TOKENS, BuildOptions, EngineRecord, MachineFacts, PlanRecord
 from ..engines.trt_build import BuildRequest, build_engines
 from ..loading import DEFAULT_CONTEXT, MAX_DRAFT_TOKENS
 from ..memory import shown
@@ -31,7 +31,7 @@ _EVERY_S = 20.0
               metavar="K", help="Most draft tokens that one verification takes.")
 @click.option("--chunk", type=click.IntRange(1, 1024), default=_CHUNK, show_default=True, metavar="N",
               help="Rows of a prefill chunk.")
-@click.option("--context", type=click.IntRange(1), default=DEFAULT_CONTEXT, show_default=True, metavar="N",
+@click.option("--context", type=click.IntRange(1, MOST_TOKENS), default=DEFAULT_CONTEXT, show_default=True, metavar="N",
               help="Tokens that a session's cache holds; at most the bundle's.")
 @click.option("--workspace", type=click.IntRange(LEAST_WORKSPACE_BYTES // _MIB, 1 << 17), metavar="MIB",
               default=WORKSPACE_BYTES // _MIB, show_default=True, help="Most scratch that a kernel may want.")

@@ -11,6 +11,8 @@ import click
 from ..bundle import TARGET, Manifest, file_problems, read_manifest
 from ..config import Config, EngineConfig, Overrides, read_config
 from ..doctor.checks import check
+from ..doctor.engines import Subject as Engines
+from ..doctor.engines import check_engines
 from ..doctor.finding import Check
 from ..doctor.machine import ask_jtop, read_machine
 from ..errors import BundleError, ConfigError, InputError
@@ -79,17 +81,19 @@ def doctor(
     # A tree of files has no service; what only a board has is not asked of another machine.
     jtop = ask_jtop() if root == Path("/") and identify(root).tegra else None
     machine = read_machine(root, jtop=jtop, place=None if config is None else Path(config.bundle))
-    plan, of_bundle = _bundle(config, root)
+    plan, of_bundle, engines = _bundle(config, root)
     recorded, of_recording = _recording(config)
     if device:
         # Of a configured bundle that is not whole, the checks say enough.
         tried = bundle or (Path(config.bundle) if config is not None and plan is not None else None)
-        report = report_of(Subject(machine, config, plan, recorded, (*of_bundle, *of_recording), tried))
+        others = (*of_bundle, *of_recording)
+        report = report_of(Subject(machine, config, plan, recorded, others, tried, None if bundle else engines))
         show(report, tried, output, in_json=as_json)
         if output is not None and not as_json:
             click.echo(f"{report.problems} problem{'' if report.problems == 1 else 's'}; the report is in {output}")
         return 1 if report.problems else 0
-    checks = (*check(machine, config, plan, recorded), *of_bundle, *of_recording)
+    built = () if engines is None else check_engines(engines, None)
+    checks = (*check(machine, config, plan, recorded), *of_bundle, *built, *of_recording)
     problems = sum(one.status == "problem" for one in checks)
     if as_json:
         click.echo(json.dumps({"problems": problems, "checks": plain(checks)}, indent=2))
@@ -98,20 +102,22 @@ def doctor(
     return 1 if problems else 0
 
 
-def _bundle(config: Config | None, root: Path) -> tuple[Plan | None, tuple[Check, ...]]:
+def _bundle(config: Config | None, root: Path) -> tuple[Plan | None, tuple[Check, ...], Engines | None]:
     if config is None:
-        return None, ()
+        return None, (), None
     try:
         manifest = read_manifest(Path(config.bundle))
     except BundleError as problem:
-        return None, (Check("bundle", "problem", str(problem), _ANOTHER_BUNDLE),)
+        return None, (Check("bundle", "problem", str(problem), _ANOTHER_BUNDLE),), None
     files = _files(Path(config.bundle), manifest)
     try:
-        load = load_of(manifest, settings_of(config.engine))
+        load = load_of(manifest, settings_of(config.engine), Path(config.bundle))
     except InputError as problem:
-        return None, (files, Check("engine settings", "problem", str(problem), _setting(str(problem), manifest)))
+        return None, (files, Check("engine settings", "problem", str(problem), _setting(str(problem), manifest))), None
     room = machine_room(config.budget, root)
-    return None if room is None else plan_memory(manifest, load, room), (files,)
+    engines = None if config.engine.engines is None else Path(config.engine.engines)
+    built = Engines(Path(config.bundle), manifest, engines, load)
+    return None if room is None else plan_memory(manifest, load, room), (files,), built
 
 
 def _files(directory: Path, manifest: Manifest) -> Check:

@@ -15,6 +15,7 @@ import click
 from ..bundle import Manifest, read_manifest
 from ..config import Config
 from ..console import plain_console
+from ..doctor import engines
 from ..doctor.checks import check
 from ..doctor.device import curves, judge
 from ..doctor.facts import facts_of
@@ -49,6 +50,8 @@ class Subject:
     others: tuple[Check, ...]
     """Of bundle and recording, found already."""
     bundle: Path | None
+    engines: engines.Subject | None = None
+    """What of the configured bundle is to be built."""
 
 
 def report_of(subject: Subject) -> Report:
@@ -59,11 +62,15 @@ def report_of(subject: Subject) -> Report:
     shapes, unread = _shapes(bundle, manifest)
     with _progress() as heard:
         trial = try_all(machine.identity, shapes, bundle, heard)
+    built = subject.engines
+    if built is None and bundle is not None and manifest is not None:
+        built = engines.Subject(bundle, manifest, None, None)
     nameless = replace(machine, user=replace(machine.user, name=_ANYBODY))
     checks = (
         *check(nameless, subject.config, subject.plan, subject.recorded),
         *subject.others,
         *unread,
+        *(() if built is None else engines.check_engines(built, trial.outcome("tensorrt"))),
         *judge(trial),
     )
     facts = facts_of(machine, trial, None if manifest is None else manifest.name)

@@ -14,10 +14,12 @@ from ..boards import BOARDS, board_named
 from ..bundle import TARGET, Manifest, read_manifest, size_problems
 from ..config import BudgetConfig, Config, EngineConfig, Overrides, read_config
 from ..console import plain_console
+from ..engines.engine_record import RECORD_NAME
 from ..errors import BundleError, ConfigError, EdgeError
 from ..loading import load_of
-from ..memory import Load, Needs, Plan, Room, shown
+from ..memory import Plan, Room, shown
 from ..memory import plan as plan_memory
+from ..needs import Load, Needs
 from ..parameters import Place
 from ..resident import Resident
 from ..schema import plain
@@ -66,14 +68,16 @@ _MISFIT = 1
 def plan(bundle: Path | None, board: str, config_path: Path | None, measured: bool, as_json: bool, **given: Any) -> int:
     """What a bundle takes of a device's memory, and what to change where it does not fit.
 
-    The manifest is enough for it; of files that lie beside it, the sizes must be right.
+    The manifest is enough for it; of files that lie beside it, the sizes must be right. Where TensorRT engines are
+    built, they are what is reckoned with.
 
     Exit code 0: it fits; 1: it does not; 2: something that was given is wrong.
     """
     config = _config(bundle, config_path)
     engine = replace(config.engine, **{key: value for key, value in given.items() if value is not None})
     manifest = read_manifest(Path(config.bundle))
-    found = plan_memory(manifest, load_of(manifest, settings_of(engine)), _room(board, config.budget))
+    load = load_of(manifest, settings_of(engine), Path(config.bundle))
+    found = plan_memory(manifest, load, _room(board, config.budget))
     problems = size_problems(Path(config.bundle), manifest)
     if not as_json:
         _show(manifest, found)
@@ -168,13 +172,22 @@ def _show(manifest: Manifest, found: Plan) -> None:
     )
     if needs.looked_up:
         console.print(f"Not counted: {shown(needs.looked_up)} of tables that are read a few rows at a time.")
-    if not needs.exact:
-        if manifest.model(TARGET).dialect == "tensorrt":
-            console.print("A guess: an engine for TensorRT is built on its board, and its size shows there.")
-        else:
-            console.print("A guess: this bundle does not say what its graphs need. Export it again for exact figures.")
+    console.print(_basis(manifest, load, needs), soft_wrap=True, markup=False)
     if load.device == "cuda":
         console.print("Figures of CUDA are reckoned, not measured on a board.")
+
+
+def _basis(manifest: Manifest, load: Load, needs: Needs) -> str:
+    """Where the figures come from."""
+    if load.built is not None:
+        return f"Reckoned from {RECORD_NAME}: engines that were built on {load.built.where}."
+    if load.not_built is not None:
+        return f"A guess from the manifest, with assumed factors: {load.not_built}."
+    if needs.exact:
+        return "Reckoned from the manifest."
+    if manifest.model(TARGET).dialect == "ort":
+        return "A guess: this bundle does not say what its graphs need. Export it again for exact figures."
+    return "A guess from the manifest, with assumed factors."
 
 
 def _show_verdict(found: Plan) -> None:

@@ -48,6 +48,7 @@ class Accelerator:
     free_bytes: int
     total_bytes: int | None = None
     """``None``: not told."""
+    multiprocessors: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,10 @@ So the record says all of it, and ``why_not`` compares it with what is wanted, i
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +24,9 @@ ENGINE_DIRECTORY = "engine"
 """Of a bundle, where nothing else is said."""
 RECORD_VERSION = 1
 _MOST_BYTES = 16 << 20
+MOST_TOKENS = 1 << 24
+"""That anything can be built for."""
+_MOST_ROWS, _MOST_SIZE, _LONGEST = 1 << 16, 1 << 45, 200
 
 ProfileName = Literal["decode", "prefill", "head"]
 
@@ -121,7 +125,11 @@ class Wanted:
 
     @property
     def file(self) -> str:
-        return f"{self.graph.removesuffix('.onnx')}.plan"
+        return plan_file(self.graph)
+
+
+def plan_file(graph: str) -> str:
+    return f"{graph.removesuffix('.onnx')}.plan"
 
 
 def read_record(directory: Path) -> EngineRecord | None:
@@ -129,17 +137,46 @@ def read_record(directory: Path) -> EngineRecord | None:
     path = directory / RECORD_NAME
     if not path.exists():
         return None
-    text = read_text_at_most(path, _MOST_BYTES, "")
+    again = "build the engines again with --rebuild"
     try:
-        data = json.loads(text)
+        data = json.loads(read_text_at_most(path, _MOST_BYTES, ""))
+    except ConfigError as problem:
+        raise EngineMismatch(f"{problem}; {again}") from None
     except (ValueError, RecursionError) as problem:
-        raise EngineMismatch(f"{path} cannot be read: {why(problem)}; build the engines again with --rebuild") from None
+        raise EngineMismatch(f"{path} cannot be read: {why(problem)}; {again}") from None
     version = data.get("schema_version") if isinstance(data, dict) else None
     if type(version) is not int or version != RECORD_VERSION:
-        raise EngineMismatch(
-            f"{path}: schema version {version!r}, but this runtime reads {RECORD_VERSION}; build again with --rebuild"
-        )
-    return structure(EngineRecord, data, EngineMismatch, str(path))
+        told = f"schema version {version!r:.40}, but this runtime reads {RECORD_VERSION}"
+        raise EngineMismatch(f"{path}: {told}; {again}")
+    try:
+        record = structure(EngineRecord, data, EngineMismatch, str(path))
+    except EngineMismatch as problem:
+        raise EngineMismatch(f"{problem}; {again}") from None
+    for oddity in _unsound(record):
+        raise EngineMismatch(f"{path}: {oddity}, which no build writes; {again}")
+    return record
+
+
+def _unsound(record: EngineRecord) -> Iterator[str]:
+    """What nobody may reckon with, or name a file by: a build with --rebuild deletes what a record names."""
+    options = record.options
+    sizes = [("draft_length", options.draft_length, 0, _MOST_ROWS), ("chunk", options.chunk, 1, _MOST_ROWS)]
+    sizes += [("context", options.context, 1, MOST_TOKENS)]
+    sizes += [("workspace_bytes", options.workspace_bytes, 0, _MOST_SIZE)]
+    for graph, plan in record.plans.items():
+        if plan.graph != graph or Path(graph).name != graph or plan.file != plan_file(graph):
+            yield f"a plan of {graph!r:.80} in {plan.file!r:.80}"
+        sizes += [(f"bytes of {plan.file}", plan.bytes, 1, _MOST_SIZE)]
+        sizes += [(f"scratch_bytes of {plan.file}", plan.scratch_bytes, 0, _MOST_SIZE)]
+        if not 0 <= plan.build_s < math.inf:
+            yield f"build_s of {plan.file} is {plan.build_s}"
+    for what, size, least, most in sizes:
+        if not least <= size <= most:
+            yield f"{what} is {size if abs(size) <= _MOST_SIZE else 'a number of many digits'}"
+    for field in fields(record.machine):
+        text = str(getattr(record.machine, field.name))
+        if not text.isprintable() or len(text) > _LONGEST:
+            yield f"machine.{field.name} is {text!r:.80}"
 
 
 def write_record(directory: Path, record: EngineRecord) -> None:
@@ -182,8 +219,11 @@ def foreign(record: EngineRecord, machine: MachineFacts) -> str | None:
 
 def why_not(record: EngineRecord, directory: Path, machine: MachineFacts, wanted: Wanted) -> str | None:
     """Why the plan of a graph is not what is wanted, in words; ``None``: it is. Reads sizes, no contents."""
-    if (reason := foreign(record, machine)) is not None:
-        return reason
+    return foreign(record, machine) or stale(record, directory, wanted)
+
+
+def stale(record: EngineRecord, directory: Path, wanted: Wanted) -> str | None:
+    """The same, whatever the machine."""
     plan = record.plans.get(wanted.graph)
     if plan is None:
         return "not built"

@@ -13,7 +13,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -25,6 +25,7 @@ from ..memory import RESERVE_BYTES
 from ..resident import machine_memory
 from .build_memory import BuildRoom, allocation_cap, build_needs, refuse_beyond_room
 from .cuda import Cuda
+from .engine_fit import REBUILD, build_command
 from .engine_record import (
     RECORD_VERSION,
     BuildOptions,
@@ -128,11 +129,24 @@ def _locked(output: Path) -> Iterator[None]:
         raise ConfigError(f"{output} cannot be written: {why(problem)}; choose another with --output") from None
     try:
         _lock(handle, output)
-        for part in output.glob("*.part"):
-            part.unlink()
+        _clear_parts(output)
         yield
+    except OSError as problem:
+        # A full disk names no file. What was half written would only keep it full.
+        _clear_parts(output)
+        place = problem.filename2 or problem.filename or output
+        raise ConfigError(
+            f"building into {output} ended at {place}: {why(problem)}; make room or remove what is in the way, or "
+            "choose another with --output"
+        ) from None
     finally:
         os.close(handle)
+
+
+def _clear_parts(output: Path) -> None:
+    for part in output.glob("*.part"):
+        with suppress(IsADirectoryError):  # none of ours
+            part.unlink()
 
 
 def _lock(handle: int, output: Path) -> None:
@@ -163,7 +177,7 @@ def _settled(
     if stale and not request.rebuild:
         graph, reason = next(iter(stale.items()))
         raise EngineMismatch(
-            f"{request.output}: {graph}: {reason}; run edge-runtime build {request.bundle} --rebuild, "
+            f"{request.output}: {graph}: {reason}; run {build_command(request.bundle, request.output, REBUILD)}, "
             "or choose another directory with --output"
         )
     listed = {one.graph for one in plans}

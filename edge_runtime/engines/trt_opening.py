@@ -11,8 +11,8 @@ from ..memory import RESERVE_BYTES
 from ..resident import machine_memory
 from .cuda import Cuda
 from .delta import DeltaEngine, DeltaSettings
-from .engine_record import EngineMismatch, EngineRecord, MachineFacts, PlanRecord, read_record, why_not
-from .engine_shapes import capacity_of, wanted
+from .engine_fit import REBUILD, build_command, misfits, too_small
+from .engine_record import EngineMismatch, EngineRecord, MachineFacts, PlanRecord, read_record
 from .opening import GraphMode
 from .protocol import Engine
 from .trt import TrtExecutor, TrtSettings
@@ -78,17 +78,16 @@ def checked_record(
     bundle: Path, manifest: Manifest, role: str, asked: TrtOpening, machine: MachineFacts
 ) -> EngineRecord:
     """The record, of engines that may run here and are what is asked. Raises ``EngineMismatch`` and ``ConfigError``."""
-    record = _existing_record(bundle, asked)
+    record, engines = _existing_record(bundle, asked), asked.engines
+    for one in misfits(record, engines, manifest, role, machine):
+        raise EngineMismatch(f"{engines}: {one.text}; run {build_command(bundle, engines, *one.options)}")
     model = manifest.model(role)
-    for one in wanted(manifest, record.options):
-        if one.graph not in (model.body, model.head):
-            continue
-        if (reason := why_not(record, asked.engines, machine, one)) is not None:
-            again = "" if one.graph not in record.plans else " --rebuild"
-            raise EngineMismatch(f"{asked.engines}: {one.graph}: {reason}; run edge-runtime build {bundle}{again}")
-        if asked.verify_hashes:
-            _verify(bundle, asked.engines, record.plans[one.graph])
-    _refuse_beyond(bundle, record, record.plans[model.body], record.plans[model.head], asked)
+    if asked.verify_hashes:
+        for graph in (model.body, model.head):
+            _verify(bundle, engines, record.plans[graph])
+    small = too_small(record, manifest, role, asked.capacity, asked.max_head_rows)
+    if small is not None:
+        raise ConfigError(f"{small.text}; run {build_command(bundle, engines, *small.options)}")
     return record
 
 
@@ -96,8 +95,8 @@ def _existing_record(bundle: Path, asked: TrtOpening) -> EngineRecord:
     record = read_record(asked.engines)
     if record is None:
         raise EngineMismatch(
-            f"{asked.engines}: no engines are built; on the board run edge-runtime build {bundle}, elsewhere use "
-            "backend reference"
+            f"{asked.engines}: no engines are built; on the board run {build_command(bundle, asked.engines)}, "
+            "elsewhere use backend reference"
         )
     return record
 
@@ -106,23 +105,7 @@ def _verify(bundle: Path, engines: Path, plan: PlanRecord) -> None:
     if file_sha256(engines / plan.file) != plan.sha256:
         raise EngineMismatch(
             f"{engines / plan.file} is not what was written: its sha256 differs; "
-            f"run edge-runtime build {bundle} --rebuild"
-        )
-
-
-def _refuse_beyond(bundle: Path, record: EngineRecord, body: PlanRecord, head: PlanRecord, asked: TrtOpening) -> None:
-    options = record.options
-    again = f"run edge-runtime build {bundle} --rebuild"
-    capacity = capacity_of(body.profiles, body.io)
-    if capacity is not None and asked.capacity > capacity:
-        raise ConfigError(
-            f"context of {asked.capacity} tokens: these engines hold {capacity}; {again} --context {asked.capacity}"
-        )
-    most = max(profile.most_rows for profile in head.profiles)
-    if asked.max_head_rows > most:
-        raise ConfigError(
-            f"{asked.max_head_rows - 1} draft tokens: these engines verify up to {options.draft_length}; {again} "
-            f"--draft-length {asked.max_head_rows - 1}"
+            f"run {build_command(bundle, engines, REBUILD)}"
         )
 
 

@@ -78,17 +78,19 @@ def board_room(board: Board, budget: BudgetConfig) -> Room:
     return Room(board.title, board.ram_bytes, available, budget.reserve_bytes, budget.memory_bytes)
 
 
-def refuse_beyond(manifest: Manifest, config: Config, room: Room, beside: int = 0) -> None:
-    """``beside``: bytes of this process with a model that stays until this one is there.
+def refuse_beyond(manifest: Manifest, config: Config, room: Room, beside: int = 0) -> int:
+    """Most bytes of this process that the bundle may be loaded with. ``beside``: those that it has with a model that
+    stays until this one is there.
 
     Raises ``OutOfBudget`` with the numbers.
     """
-    load = load_of(manifest, settings_of(config.engine))
+    load = load_of(manifest, settings_of(config.engine), Path(config.bundle))
     left = replace(room, budget=max(0, room.budgeted - beside)) if beside else room
     found = plan(manifest, load, left)
     wanted = found.needs.beside if beside else found.needs.peak
     if wanted <= left.allowed:
-        return
+        # A process that is there already counts once.
+        return left.allowed + (found.needs.process if beside else 0)
     held = f" beside the {shown(beside)} that are held now" if beside else ""
     fitting = ", ".join(f"{one.what} ({shown(one.peak)})" for one in found.changes if one.fits)
     advice = "" if beside else f"; what would fit: {fitting or 'a smaller model, or a larger board'}"
@@ -104,10 +106,9 @@ def prepare(config: Config, beside: int = 0) -> Model:
 
     ``beside``: see ``refuse_beyond``.
     """
-    room = machine_room(config.budget)
+    room, most = machine_room(config.budget), config.budget.memory_bytes
     if room is not None:
-        refuse_beyond(read_manifest(Path(config.bundle)), config, room, beside)
-    most = config.budget.memory_bytes if room is None else room.allowed
+        most = refuse_beyond(read_manifest(Path(config.bundle)), config, room, beside)
     loaded = load_bundle(Path(config.bundle), replace(settings_of(config.engine), memory_bytes=most))
     try:
         # Ahead of all that is smaller, which then fits into what this has left.

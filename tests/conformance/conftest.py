@@ -47,6 +47,15 @@ def opened(bundles: Bundles) -> Iterator[dict[str, Engine]]:
         one.close()
 
 
+@pytest.fixture(autouse=True)
+def within(request: pytest.FixtureRequest) -> Iterator[None]:
+    if "case" not in request.fixturenames:
+        yield
+        return
+    with request.getfixturevalue("case").within():
+        yield
+
+
 @pytest.fixture
 def engine(case: Case, bundles: Bundles, opened: dict[str, Engine]) -> Engine:
     """Shared: a test begins its texts at position 0, or in what it has written itself."""

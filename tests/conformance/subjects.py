@@ -6,24 +6,33 @@ A tolerance is stated in standard deviations of the logits, since bundles differ
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pytest
+import tiny_trt
+from fake_cuda import FakeRuntime
 from fake_delta import fake_delta
+from fake_tensorrt import FakeTensorRT, put_in_place
 from random_gemma import export_random, save_random
 
-from edge_runtime.bundle import Manifest, read_manifest
-from edge_runtime.engines.opening import Backend, open_engine
+from edge_runtime.bundle import Manifest, file_problems, read_manifest
+from edge_runtime.engines import trt_build
+from edge_runtime.engines.engine_record import ENGINE_DIRECTORY, BuildOptions, read_record
+from edge_runtime.engines.opening import Backend, BuiltEngines, GraphMode, open_engine
 from edge_runtime.engines.ort_settings import OrtSettings
 from edge_runtime.engines.protocol import Engine
+from edge_runtime.resident import MachineMemory
 from edge_runtime.testing import FakeEngine, FakeModel
 
-ENGINES = ("fake", "delta", "ort", "reference", "nf4", "tensorrt")
-"""By their names on the command line. ``delta`` is the logic of ``DeltaEngine`` over a device of numpy."""
+ENGINES = ("fake", "delta", "trt-fake", "ort", "reference", "nf4", "tensorrt")
+"""By their names on the command line. ``delta`` is the logic of ``DeltaEngine`` over a device of numpy,
+``trt-fake`` all of ours for TensorRT, build and executor, over fakes of its bindings and of CUDA's."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +106,8 @@ class Case:
     """A head of some of the tokens: a draft's, which writes no text by itself."""
     owned: bool = False
     """Of a bundle that the caller named."""
+    within: Callable[[], AbstractContextManager[None]] = nullcontext
+    """What it is opened and used in."""
 
     @property
     def name(self) -> str:
@@ -105,7 +116,7 @@ class Case:
 
 def cases(engine: str, owned: Path | None) -> list[Case]:
     """Of the engine by that name, of the owner's bundle or of tiny ones."""
-    if engine in ("fake", "delta"):
+    if engine in _FAKES:
         return _FAKES[engine]
     if owned is not None:
         return [_of_bundle(engine, owned)]
@@ -113,11 +124,32 @@ def cases(engine: str, owned: Path | None) -> list[Case]:
 
 
 def runs_here(engine: str, owned: Path | None) -> bool:
-    """Whether what it needs is installed; nothing is imported for that."""
-    if owned is not None and read_manifest(owned).models["target"].dialect != _DIALECTS.get(engine):
-        return engine in _FAKES
-    modules = {"nf4": ("torch", "transformers", "bitsandbytes"), "tensorrt": ("tensorrt",)}.get(engine, ())
-    return all(importlib.util.find_spec(name) is not None for name in modules) and bool(cases(engine, owned))
+    return why_not_here(engine, owned) is None
+
+
+def why_not_here(engine: str, owned: Path | None) -> str | None:
+    """What it lacks, in words; nothing is imported for that. Raises ``BundleError``."""
+    dialect = None if owned is None else read_manifest(owned).model("target").dialect
+    if engine in _FAKES:
+        return None
+    if dialect is not None and dialect != _DIALECTS[engine]:
+        fitting = " or ".join(name for name, one in _DIALECTS.items() if one == dialect)
+        return f"the bundle is made for {fitting}"
+    for name in _MODULES.get(engine, ()):
+        if importlib.util.find_spec(name) is None:
+            return f"{name} is not installed here"
+    if not cases(engine, owned):
+        return "there is no tiny model of it: name a bundle that is built, with --bundle DIR"
+    return None
+
+
+def bundle_problem(engines: Sequence[str], owned: Path) -> str | None:
+    """Told once, ahead of tests that would all fail by it."""
+    if (problem := next(file_problems(owned, read_manifest(owned), hashes=False), None)) is not None:
+        return problem
+    if "tensorrt" in engines and read_record(owned / ENGINE_DIRECTORY) is None:
+        return f"no engines are built of it: edge-runtime build {owned}"
+    return None
 
 
 # --- how each is opened
@@ -134,6 +166,31 @@ def _fake_delta(bundles: Bundles, wanted: Wanted, **given: Any) -> Engine:
     sizes = {"capacity": wanted.capacity, "slots": wanted.slots, "max_rows": wanted.max_rows}
     keys = {"head_rows": wanted.head_rows, "keeps_hidden": wanted.keeps_hidden, **given}
     return fake_delta(place, FakeModel(), **sizes, **keys)[0]
+
+
+@cache
+def _fake_board() -> tuple[FakeTensorRT, FakeRuntime]:
+    """One for all cases: what an engine holds there is there as long as the engine."""
+    cuda = FakeRuntime()
+    return FakeTensorRT(cuda), cuda
+
+
+@contextmanager
+def _on_the_fake_board() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        put_in_place(patch, *_fake_board())
+        patch.setattr(trt_build, "machine_memory", lambda: MachineMemory(16 << 30, 12 << 30))
+        yield
+
+
+def _tensorrt_fake(bundles: Bundles, wanted: Wanted, graphs: GraphMode, precision: str) -> Engine:
+    bundle, engines = tiny_trt.bundle(precision, 0), bundles.place / f"engines-{precision}"
+    if not engines.exists():
+        options = BuildOptions(wanted.head_rows - 1, wanted.max_rows, wanted.capacity, 1 << 26)
+        tiny_trt.built(engines, bundle, options)
+    settings = _settings(wanted, 1, gpu_memory_bytes=1 << 30)
+    built = BuiltEngines(engines, graphs)
+    return open_engine(bundle, read_manifest(bundle), "target", "tensorrt", settings, built=built)
 
 
 def _settings(wanted: Wanted, threads: int, **given: Any) -> OrtSettings:
@@ -166,6 +223,7 @@ def _of_bundle(engine: str, owned: Path) -> Case:
 _BACKENDS: dict[str, Backend] = {
     "ort": "onnxruntime", "reference": "reference", "tensorrt": "tensorrt", "nf4": "nf4",
 }  # fmt: skip
+_MODULES = {"nf4": ("torch", "transformers", "bitsandbytes"), "tensorrt": ("tensorrt",)}
 _DIALECTS = {"ort": "ort", "reference": "tensorrt", "tensorrt": "tensorrt", "nf4": "nf4"}
 _REDUCED = np.arange(0, 64, 2)
 _FAKES: dict[str, list[Case]] = {
@@ -178,6 +236,12 @@ _FAKES: dict[str, list[Case]] = {
         Case("delta", "model", EXACT, _fake_delta),
         Case("delta", "pairs", EXACT, lambda bundles, wanted: _fake_delta(bundles, wanted, deterministic=True)),
         Case("delta", "reduced", EXACT, lambda bundles, wanted: _fake_delta(bundles, wanted, token_ids=_REDUCED), True),
+    ],
+    "trt-fake": [
+        Case("trt-fake", "gemma3-fp32", FLOAT32,
+             lambda bundles, wanted: _tensorrt_fake(bundles, wanted, "none", "fp32"), within=_on_the_fake_board),
+        Case("trt-fake", "fp16-graphs", HALF,
+             lambda bundles, wanted: _tensorrt_fake(bundles, wanted, "captured", "fp16"), within=_on_the_fake_board),
     ],
 }  # fmt: skip
 

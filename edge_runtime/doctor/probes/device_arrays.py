@@ -31,7 +31,8 @@ class DeviceArrays:
         facts = self._cuda.facts()
         teller.versions(cuda_driver=facts.driver, cuda_runtime=facts.runtime)
         compute = f"{facts.sm[:-1]}.{facts.sm[-1:]}"
-        teller.accelerator(Accelerator(facts.name, compute, self._cuda.free_bytes()))
+        free = self._cuda.free_bytes()
+        teller.accelerator(Accelerator(facts.name, compute, free, multiprocessors=facts.multiprocessors))
 
     def empty(self, size_bytes: int) -> int:
         """Address of so many bytes."""
