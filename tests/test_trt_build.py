@@ -122,7 +122,8 @@ def test_engines_of_another_machine_are_refused_and_rebuilt_on_request(
     for trt, _ in installed(monkeypatch, version, **facts):
         with pytest.raises(EngineMismatch) as problem:
             tiny.built(tmp_path, tiny.bundle())
-        assert words in str(problem.value) and f"edge-runtime build {tiny.bundle()} --rebuild" in str(problem.value)
+        command = f"edge-runtime build {tiny.bundle()} --output {tmp_path} --rebuild"
+        assert words in str(problem.value) and command in str(problem.value)
         assert read_record(tmp_path) == first and trt.built == []
         record, _ = tiny.built(tmp_path, tiny.bundle(), rebuild=True)
         assert trt.built == list(tiny.GRAPHS) and record.machine.tensorrt == version
