@@ -18,13 +18,14 @@ from .. import __version__
 from ..bench.compare.baseline import fastest_plain
 from ..bench.compare.costs import step_costs
 from ..bench.compare.floors import floors
-from ..bench.compare.methods import SEARCHED_K, fixed_methods, named_methods
 from ..bench.compare.plot import check_plot, plot
 from ..bench.compare.pricing import curves
-from ..bench.compare.record import SCHEMA, Report, Settings, read_report, refuse_other_settings, write_report
-from ..bench.compare.study import Plan, Study, check_fits
-from ..bench.compare.texts import Law
+from ..bench.compare.record import SCHEMA, Report, Settings, read_report
+from ..bench.compare.study import Plan, Study
+from ..bench.methods import SEARCHED_K, fixed_methods, named_methods
 from ..bench.prompts import Domain, chosen_domains, prompts_sha256
+from ..bench.records import begin_file, refuse_other_settings, write_record
+from ..bench.texts import Law, check_fits
 from ..bundle import MANIFEST_NAME, file_sha256
 from ..console import plain_console
 from ..errors import ConfigError
@@ -87,7 +88,7 @@ def compare(said: click.Context, /, **given: Any) -> None:
             console.print(costs_table(step_costs(subject.target, MAX_DRAFT_TOKENS)))
             return
         plan = _plan(subject, laws, given)
-        check_fits(subject, plan, domains)
+        check_fits(subject, domains, plan.prompts, plan.tokens)
         report = _report(subject, plan, given)
         if before is not None:
             refuse_other_settings(given["resume"], before.settings, report.settings)
@@ -175,25 +176,17 @@ def _measure(study: Study, plan: Plan, domains: Sequence[Domain], report: Report
     if not report.costs:
         report = replace(report, costs=study.step_costs(MAX_DRAFT_TOKENS))
         if path is not None:
-            _begin_file(path, report)
+            begin_file(path, report)
     with _progress() as progress:
         for number, domain in enumerate(left):
             progress("domains", number, len(left))
             report = replace(report, domains=(*report.domains, study.domain(domain, progress)))
             if path is not None:
-                write_report(path, report)
+                write_record(path, report)
     report = replace(report, floors=tuple(floors(report.domains, tuple(report.settings.laws))), complete=True)
     if path is not None:
-        write_report(path, report)
+        write_record(path, report)
     return report
-
-
-def _begin_file(path: Path, report: Report) -> None:
-    """Before an hour has gone by. Raises ``ConfigError``."""
-    try:
-        write_report(path, report)
-    except OSError as problem:
-        raise ConfigError(f"{path} cannot be written: {problem.strerror}") from None
 
 
 def _announce(plan: Plan, domains: Sequence[Domain], done: int, plain_ms: float, path: Path | None) -> None:

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-from ...decoder import Clock, Decoder
-from ...drafters.strategy import STRATEGIES, Strategy, strategy_named
-from ...errors import ConfigError, did_you_mean
-from ...loading import LENGTH_POLICIES, DrafterName, LoadedBundle, length_policy, most_draft_tokens
-from ...session import Policy
+from ..decoder import Clock, Decoder
+from ..drafters.strategy import STRATEGIES, Strategy, strategy_named
+from ..errors import ConfigError, did_you_mean
+from ..loading import LENGTH_POLICIES, DrafterName, LoadedBundle, length_policy, most_draft_tokens
+from ..session import Policy
 
 AUTO = "auto"
 SEARCHED_K = (1, 2, 3, 4, 5, 6, 7)
