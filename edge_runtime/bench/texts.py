@@ -29,6 +29,8 @@ _COPIED = 4
 """Tokens of a gram that, standing in the prompt, counts as copied."""
 _NGRAM = 8
 """The same of one that stood in the text before."""
+LOOPING = 0.2
+"""Repeat rate from which a text counts as looping: a drafter that copies is flattered by it."""
 
 
 @dataclass(frozen=True, slots=True)
