@@ -153,8 +153,8 @@ def _lengths(report: Report) -> Sheet:
         ("law", "drafts of", "drafts", "accepted", "length", "draft ms", "verify ms", "tpot ms", "speed-up"),
         2,
         tuple(rows),
-        f"{rounds} round{'s' * (rounds > 1)} of all domains; drafts: a step, cut where the text ends; draft and verify: "
-        "ms a step; the head reads rows in groups until the first rejection; speed-up: behind the first token",
+        f"{rounds} round{'s' * (rounds > 1)} of all domains; drafts: a step, cut where the text ends; draft, verify: ms "
+        "a step; the head reads rows in groups until the first rejection; speed-up: behind the first token",
     )
 
 
@@ -204,8 +204,8 @@ def _quality(report: Report) -> Sheet:
         ("bundle", "precision", "NLL", "files MB", "read MB", "plain MB", "drafted MB"),
         2,
         tuple(rows),
-        f"NLL: nats a token of {tokens} of the GPL-3, by the bundle's own target; read: weights that a plain step reads; "
-        "plain, drafted: peak resident memory of a daemon in a process of its own, without drafter and with all",
+        f"NLL: nats a token of {tokens} of the GPL-3, by the bundle's own target; read: weights that a plain step "
+        "reads; plain, drafted: peak resident memory of a daemon in a process of its own, without drafter and with all",
     )
 
 
