@@ -153,8 +153,8 @@ def _lengths(report: Report) -> Sheet:
         ("law", "drafts of", "drafts", "accepted", "length", "draft ms", "verify ms", "tpot ms", "speed-up"),
         2,
         tuple(rows),
-        f"{rounds} round{'s' * (rounds > 1)} of all domains; drafts: a step, cut where the text ends; draft, verify: ms "
-        "a step; the head reads rows in groups until the first rejection; speed-up: behind the first token",
+        f"{rounds} round{'s' * (rounds > 1)} of all domains; drafts: a step, cut where the text ends; draft, "
+        "verify: ms a step; the head reads rows in groups until the first rejection; speed-up: behind the first token",
     )
 
 
