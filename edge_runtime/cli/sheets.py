@@ -15,7 +15,8 @@ def table_of(sheet: Sheet) -> Table:
         padding=(0, 1, 0, 0), show_edge=False,
     )  # fmt: skip
     for place, column in enumerate(sheet.columns):
-        table.add_column(column, justify="left" if place < sheet.words else "right", overflow="fold", no_wrap=True)
+        word = place < sheet.words
+        table.add_column(column, justify="left" if word else "right", overflow="fold", no_wrap=not word)
     before: tuple[str, ...] = ()
     for row in sheet.rows:
         if before and row[0] != before[0]:

@@ -169,19 +169,11 @@ class Factors:
 
 
 def factors(report: Report, law: str) -> Factors | None:
-    cells = {
-        (bundle, method): chosen(report, bundle=bundle, method=method, law=law)  # type: ignore[arg-type]
-        for bundle in ("main", "beside")
-        for method in (PLAIN_LABEL, DEFAULT_LABEL)
-    }
-    base, plain = cells["beside", PLAIN_LABEL], cells["main", PLAIN_LABEL]
-    found = (
-        whole_speedup(base, plain),
-        whole_speedup(base, cells["beside", DEFAULT_LABEL]),
-        whole_speedup(base, cells["main", DEFAULT_LABEL]),
-        whole_speedup(plain, cells["main", DEFAULT_LABEL]),
-    )
-    precision, speculation, both, here = found
+    base = chosen(report, bundle="beside", method=PLAIN_LABEL, law=law)
+    plain = chosen(report, method=PLAIN_LABEL, law=law)
+    drafted = chosen(report, method=DEFAULT_LABEL, law=law)
+    precision, both, here = whole_speedup(base, plain), whole_speedup(base, drafted), whole_speedup(plain, drafted)
+    speculation = whole_speedup(base, chosen(report, bundle="beside", method=DEFAULT_LABEL, law=law))
     if precision is None or speculation is None or both is None or here is None:
         return None
     return Factors(precision, speculation, both, here)

@@ -89,7 +89,8 @@ def _two(report: Report, law: str) -> Bars:
     for bundle in bundles:
         found = [figures(chosen(report, bundle=bundle, method=label, law=law)) for label in WAYS]
         if all(found):
-            groups.append((precision(report, bundle), tuple(one and _spread(one.whole_s) for one in found)))
+            bars = tuple(_spread(one.whole_s) for one in found if one is not None)
+            groups.append((precision(report, bundle), bars))
     return Bars(
         f"Precision x speculation, seconds of an answer, {law}", tuple(WAYS.values()), tuple(groups), "mean ± sd"
     )
@@ -121,7 +122,7 @@ def _memory(report: Report) -> Bars:
             known = [one.resident for one in report.peaks if (one.bundle, one.drafter) == (which, drafter)]
             bars.append(Bar(known[0].peak / 1e6, f"{megabytes(known[0].peak)} MB") if known else None)
         if any(bars):
-            groups.append((precision(report, which), tuple(bars)))  # type: ignore[arg-type]
+            groups.append((precision(report, which), tuple(bars)))
     return Bars("Peak resident memory of a daemon", tuple(WAYS.values()), tuple(groups))
 
 

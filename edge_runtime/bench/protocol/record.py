@@ -97,7 +97,7 @@ class Settings:
     """What figures must share to be figures of one run."""
 
     machine: dict[str, str]
-    bundles: dict[str, str]
+    bundles: dict[Which, str]
     """Manifest's sha256 by which bundle."""
     prompts_sha256: str
     domains: tuple[str, ...]
@@ -121,7 +121,7 @@ class Report:
     command: str
     power: str
     """Where joules come from, or why there are none."""
-    bundles: dict[str, BundleFacts]
+    bundles: dict[Which, BundleFacts]
     """By which: main, and perhaps beside."""
     speeds: tuple[Speed, ...] = ()
     peaks: tuple[Peak, ...] = ()

@@ -74,7 +74,7 @@ class Bench:
                         samples.append(Sample(domain.domain, law.name, cell.bundle, cell.method.label, text))
         return Episode(tuple(answers), tuple(samples))
 
-    def facts(self, head: Literal["screened", "full"]) -> dict[str, BundleFacts]:
+    def facts(self, head: Literal["screened", "full"]) -> dict[Which, BundleFacts]:
         """Of each bundle, its likelihood of one and the same text among them. ``head``: that they were loaded with."""
         return {which: bundle_facts(desk.bundle, head) for which, desk in self._desks.items()}
 

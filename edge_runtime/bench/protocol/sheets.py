@@ -25,7 +25,7 @@ from .record import Answer, Report
 
 ALL = "all"
 WAYS = {PLAIN_LABEL: "plain", DEFAULT_LABEL: "drafted"}
-_POSITIONS = 8
+_POSITIONS = 6
 _MEGABYTE = 1e6
 
 
@@ -162,11 +162,11 @@ def _two(report: Report) -> Sheet:
     rows = []
     for law in report.settings.laws:
         base = chosen(report, bundle="beside", method=PLAIN_LABEL, law=law)
-        for bundle in ("beside", "main"):
+        for bundle in _bundles(report):
             for label, way in WAYS.items():
                 answers = chosen(report, bundle=bundle, method=label, law=law)
                 found = figures(answers)
-                if "beside" in report.bundles and found is not None:
+                if base and found is not None:
                     ratio = shown(whole_speedup(base, answers))
                     rows.append((law, precision(report, bundle), way, *_times(found), ratio))
     return Sheet(
@@ -209,7 +209,7 @@ def _quality(report: Report) -> Sheet:
     )
 
 
-def _peaks(report: Report, which: str) -> Iterator[str]:
+def _peaks(report: Report, which: Which) -> Iterator[str]:
     for drafter in ("none", "auto"):
         found = [peak.resident.peak for peak in report.peaks if (peak.bundle, peak.drafter) == (which, drafter)]
         yield megabytes(found[0]) if found else "not measured"

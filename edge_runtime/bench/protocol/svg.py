@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH = 340
-_CHARACTER = 6.6
-"""Most of the width of a digit or a letter at the size of the page's plots, 11.5 units."""
+_CHARACTER = 7.4
+"""Width of a digit at the size of the page's plots, 11.5 units, in the widest of the usual fonts."""
+_LONGEST = int(WIDTH / _CHARACTER)
+"""Characters of a name."""
 _LINE, _BAR, _GAP = 16.0, 14.0, 4.0
 _SERIES = 6
 """Colours that the page knows."""
@@ -61,7 +63,8 @@ def _bars(plot: Bars) -> str:
     parts, top = _legend(plot.series if len(plot.series) > 1 else ())
     first = top
     for name, bars in plot.groups:
-        parts.append(_text(0.0, top + 11.0, name, "name"))
+        short = name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
+        parts.append(_text(0.0, top + 11.0, short, "name"))
         top += _LINE
         for place, bar in enumerate(bars):
             if bar is not None:
