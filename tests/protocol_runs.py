@@ -13,6 +13,8 @@ from edge_runtime.resident import Resident
 
 LAWS = {"greedy": "greedy", "sampled": "temperature 1.0, top_k 64"}
 LENGTHS = ("mtp K=4", "mtp K=20", "mtp K=50", "mtp K=100")
+RESAMPLES = 40
+"""Of an interval, where a test is about something else: thousands take a second of a whole report."""
 EVIL = "</pre><script>document.title = 'taken'</script> & <b>\"bold\"</b> \u2028 " + "x" * 400
 """A text that a model might write."""
 TOKENS = 101
@@ -67,7 +69,7 @@ def facts(name: str, precision: str, read_bytes: int | None = 200_000_000, nll: 
     return BundleFacts(name, "ab" * 32, precision, 430_000_000, read_bytes, nll, 400, 1.5)
 
 
-def report(*, two: bool = True, rounds: int = 3, joules: float | None = None, **changes: Any) -> Report:
+def report(*, two: bool = True, rounds: int = 2, joules: float | None = None, **changes: Any) -> Report:
     bundles: tuple[Which, ...] = ("beside", "main") if two else ("main",)
     settings = Settings(
         machine={"processor": "made up, 2 of 2 cores", "memory": "8.0 GB", "numpy": "2.0"},
