@@ -66,9 +66,10 @@ def cards(report: Report) -> Iterator[Card]:
             f"{before.tokens_per_s:.1f} → {after.tokens_per_s:.1f}",
             f"P95 of an answer {before.whole_s.p95:.2f} → {after.whole_s.p95:.2f} s",
         )
-        read = reading(report, "main", before)
-        if read is not None and law == next(iter(report.settings.laws)):
-            yield Card("bandwidth, plain", f"{read.share:.0%}", f"{read.gb_s:.1f} GB/s of {read.limit}")
+    plain_texts = figures(chosen(report, method=PLAIN_LABEL))
+    read = None if plain_texts is None else reading(report, "main", plain_texts)
+    if read is not None:
+        yield Card("bandwidth, plain", f"{read.share:.0%}", f"{read.gb_s:.1f} GB/s of weights; {read.limit}")
     peaks = [one.resident.peak for one in report.peaks if (one.bundle, one.drafter) == ("main", "auto")]
     if peaks:
         yield Card("peak memory", f"{megabytes(peaks[0])} MB", "resident, of a daemon with all drafters")

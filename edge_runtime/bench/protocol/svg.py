@@ -92,7 +92,7 @@ def _bar(bar: Bar, place: int, top: float, scale: float) -> list[str]:
 
 def _lines(plot: Lines) -> str:
     parts, top = _legend([name for name, _ in plot.series])
-    left, height = 34.0, 130.0
+    left, height = 44.0, 130.0
     most = max((len(values) for _, values in plot.series), default=1)
     step = (WIDTH - left - 10.0) / max(most - 1, 1)
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
