@@ -11,8 +11,8 @@ import protocol_runs as runs
 import pytest
 from compare_runs import fake_bundle
 
-from edge_runtime.bench import stats
-from edge_runtime.bench.bandwidth import best, measure_speeds
+from edge_runtime.bench import bandwidth, stats
+from edge_runtime.bench.bandwidth import best, device_speeds, measure_speeds
 from edge_runtime.bench.machine import machine
 from edge_runtime.bench.methods import DEFAULT, PLAIN, Method
 from edge_runtime.bench.prompts import Domain, DomainPrompt
@@ -41,6 +41,8 @@ from edge_runtime.bench.protocol.run import Bench
 from edge_runtime.bench.protocol.sheets import Sheet, by_position, lengths, sheets
 from edge_runtime.bench.records import as_json, write_record
 from edge_runtime.bench.texts import Law
+from edge_runtime.doctor.outcome import Copy
+from edge_runtime.doctor.probes.telling import Absent
 from edge_runtime.errors import ConfigError, InputError
 from edge_runtime.sampling import SamplingParams
 from edge_runtime.telemetry.meter import Meter
@@ -214,6 +216,21 @@ def test_memory_has_a_speed() -> None:
     fastest = best(found)
     assert fastest is not None and fastest.gb_s == max(one.gb_s for one in found) > 0.0
     assert best(()) is None and str(runs.report().speeds[1]) == "copying with 2 threads 20.0 GB/s"
+
+
+def test_so_has_that_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Arrays:
+        def copied(self, size_bytes: int, budget_s: float) -> Copy:
+            return Copy("device to device", 1000, 2e-8)
+
+    monkeypatch.setattr(bandwidth, "DeviceArrays", Arrays)
+    assert [str(one) for one in device_speeds()] == ["copying on the device 100.0 GB/s"]
+
+    def absent() -> Arrays:
+        raise Absent("cuda-python")
+
+    monkeypatch.setattr(bandwidth, "DeviceArrays", absent)
+    assert device_speeds() == ()
 
 
 def test_a_machine_is_told_in_words() -> None:

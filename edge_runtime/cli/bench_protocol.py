@@ -16,7 +16,7 @@ import click
 from rich.console import Console
 
 from .. import __version__
-from ..bench.bandwidth import measure_speeds
+from ..bench.bandwidth import Speed, device_speeds, measure_speeds
 from ..bench.machine import machine
 from ..bench.prompts import Domain, chosen_domains, prompts_sha256
 from ..bench.protocol.html import page
@@ -34,8 +34,9 @@ from ..bench.protocol.run import Bench
 from ..bench.protocol.sheets import sheets
 from ..bench.records import begin_file, refuse_other_settings, write_record, write_whole
 from ..bench.residence import measure
-from ..bundle import MANIFEST_NAME, file_sha256, read_manifest
+from ..bundle import MANIFEST_NAME, TARGET, file_sha256, read_manifest
 from ..config import Config, EngineConfig
+from ..engines.opening import chosen_backend
 from ..errors import InputError
 from ..loading import LoadedBundle, LoadSettings, load_bundle
 from ..telemetry.meter import board_meter
@@ -84,7 +85,7 @@ def measure_protocol(given: dict[str, Any], console: Console) -> None:
             report = _begun(settings, bench, meter.reason, given)
         if asked.path is not None:
             begin_file(asked.path, report)
-        report = _measure(bench, plan, report, asked, given["threads"])
+        report = _measure(bench, plan, report, asked)
     report = _remembered(report, asked, given)
     if asked.path is not None:
         write_record(asked.path, report)
@@ -159,13 +160,13 @@ def _begun(settings: Settings, bench: Bench, power: str, given: dict[str, Any]) 
     )
 
 
-def _measure(bench: Bench, plan: Plan, report: Report, asked: _Asked, threads: int) -> Report:
+def _measure(bench: Bench, plan: Plan, report: Report, asked: _Asked) -> Report:
     """Episode by episode, and the file written after each; the speed of memory before and after them."""
     known = done(report)
     left = [(number, domain) for number, domain in plan.episodes() if (number, domain.domain) not in known]
     if not left:
         return report
-    report = replace(report, speeds=(*report.speeds, *measure_speeds(threads)))
+    report = replace(report, speeds=(*report.speeds, *_speeds(asked)))
     warmed = bench.warm_up()
     texts = {cell: plan.count(cell, left) for cell in plan.cells}
     seconds = sum(texts[cell] * warmed[cell] for cell in plan.cells)
@@ -179,7 +180,13 @@ def _measure(bench: Bench, plan: Plan, report: Report, asked: _Asked, threads: i
             )
             if asked.path is not None:
                 write_record(asked.path, report)
-    return replace(report, speeds=(*report.speeds, *measure_speeds(threads)))
+    return replace(report, speeds=(*report.speeds, *_speeds(asked)))
+
+
+def _speeds(asked: _Asked) -> tuple[Speed, ...]:
+    """Of the memory that the target's weights lie in."""
+    backend = chosen_backend(read_manifest(asked.places["main"]), TARGET, asked.settings.backend)
+    return device_speeds() if backend == "tensorrt" else measure_speeds(asked.settings.threads)
 
 
 def _announce(texts: int, tokens: int, minutes: float, known: int, path: Path | None) -> None:
