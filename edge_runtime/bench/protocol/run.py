@@ -51,7 +51,8 @@ class Bench:
 
     def warm_up(self, progress: Progress = lambda what, done, total: None) -> dict[Cell, float]:
         """A text of each cell that counts nowhere; seconds that it took. What forwards cost is measured before it."""
-        plan, seconds = self._plan, {}
+        plan = self._plan
+        seconds: dict[Cell, float] = {}
         for number, cell in enumerate(plan.cells):
             progress("warm-up", number, len(plan.cells))
             task = self._task(plan.domains[0], 0, cell.bundle)
