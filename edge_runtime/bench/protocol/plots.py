@@ -8,7 +8,7 @@ from ..stats import Ratio
 from .figures import DEFAULT_LABEL, PLAIN_LABEL, Spread, chosen, figures, reading, whole_speedup
 from .plan import Which
 from .record import Report
-from .sheets import ALL, WAYS, by_position, lengths, megabytes, precision, spread_shown
+from .sheets import WAYS, by_position, lengths, megabytes, places, precision, spread_shown
 from .svg import Bar, Bars, Lines
 
 Plot = Bars | Lines
@@ -30,7 +30,7 @@ def plots(report: Report) -> Iterator[Plot]:
 
 def _speedups(report: Report) -> Bars:
     groups = []
-    for name, domain in [*((one, one) for one in report.settings.domains), (ALL, None)]:
+    for name, domain in places(report):
         bars = []
         for law in report.settings.laws:
             plain, drafted = (chosen(report, method=label, law=law, domain=domain) for label in WAYS)
@@ -132,4 +132,4 @@ def _ratio(ratio: Ratio | None) -> Bar | None:
 
 def _spread(found: Spread) -> Bar:
     low, high = (None, None) if found.sd is None else (found.mean - found.sd, found.mean + found.sd)
-    return Bar(found.mean, f"{spread_shown(found, 2)} s", low, high)
+    return Bar(found.mean, f"{spread_shown(found)} s", low, high)

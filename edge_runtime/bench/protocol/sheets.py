@@ -45,16 +45,17 @@ def sheets(report: Report) -> Iterator[Sheet]:
     yield from (sheet for sheet in found if sheet.rows)
 
 
-def _places(report: Report) -> Iterator[tuple[str, str | None]]:
-    """Name and domain of the rows of a law: each domain, then all of them."""
+def places(report: Report) -> Iterator[tuple[str, str | None]]:
+    """Name and domain of the rows of a law: each domain, then all of several."""
     yield from ((domain, domain) for domain in report.settings.domains)
-    yield ALL, None
+    if len(report.settings.domains) > 1:
+        yield ALL, None
 
 
 def _answers(report: Report) -> Sheet:
     rows = []
     for law in report.settings.laws:
-        for name, domain in _places(report):
+        for name, domain in places(report):
             plain = chosen(report, method=PLAIN_LABEL, law=law, domain=domain)
             for label, way in WAYS.items():
                 answers = chosen(report, method=label, law=law, domain=domain)
@@ -74,18 +75,18 @@ def _answers(report: Report) -> Sheet:
 
 def _times(found: Figures) -> tuple[str, ...]:
     return (
-        spread_shown(found.whole_s, 2),
-        f"{found.whole_s.p95:.2f}",
+        spread_shown(found.whole_s),
+        three_digits(found.whole_s.p95),
         f"{found.tokens_per_s:.1f}",
-        spread_shown(found.ttft_s.times(1e3), 0),
-        spread_shown(found.tpot_s.times(1e3), 1),
+        spread_shown(found.ttft_s.times(1e3)),
+        spread_shown(found.tpot_s.times(1e3)),
     )
 
 
 def _drafts(report: Report) -> Sheet:
     rows = []
     for law in report.settings.laws:
-        for name, domain in _places(report):
+        for name, domain in places(report):
             found = figures(chosen(report, method=DEFAULT_LABEL, law=law, domain=domain))
             plain, drafted = (
                 chosen(report, method=label, law=law, domain=domain, straight=True)
@@ -266,9 +267,16 @@ def energy_shown(report: Report) -> str:
     return f"idle power in it ({report.power})" if known else f"not measured: {report.power}"
 
 
-def spread_shown(found: Spread, digits: int) -> str:
-    sd = "" if found.sd is None else f" ± {found.sd:.{digits}f}"
-    return f"{found.mean:.{digits}f}{sd}"
+def spread_shown(found: Spread) -> str:
+    """Mean and deviation, to three digits of the mean."""
+    sd = "" if found.sd is None else f" ± {three_digits(found.sd, found.mean)}"
+    return f"{three_digits(found.mean)}{sd}"
+
+
+def three_digits(value: float, like: float | None = None) -> str:
+    """At least the whole number; as many decimals as ``like`` has, where that is given."""
+    size = abs(value if like is None else like)
+    return f"{value:.{2 if size < 10.0 else 1 if size < 100.0 else 0}f}"
 
 
 def shown(ratio: Ratio | None) -> str:
