@@ -38,7 +38,7 @@ from edge_runtime.bench.protocol.plan import (
 )
 from edge_runtime.bench.protocol.record import Answer, Report, done, read_report
 from edge_runtime.bench.protocol.run import Bench
-from edge_runtime.bench.protocol.sheets import Sheet, by_position, lengths, sheets
+from edge_runtime.bench.protocol.sheets import Sheet, by_position, lengths, sheets, shown
 from edge_runtime.bench.records import as_json, write_record
 from edge_runtime.bench.texts import Law
 from edge_runtime.doctor.outcome import Copy
@@ -268,6 +268,8 @@ def test_speed_ups_are_of_pairs_that_were_decoded_back_to_back() -> None:
     assert tokens is not None and (tokens.median, tokens.pairs) == (pytest.approx(1.25), 2)
     assert whole is not None and whole.median == pytest.approx((2.1 / 1.7 + 6.3 / 5.1) / 2)
     assert whole_speedup(plain[2:], ours) is None
+    assert shown(whole) == "1.24 [1.24, 1.24]" and shown(None) == "-"
+    assert shown(token_speedup(plain[:1], ours)) == "1.25", "a single pair has no interval"
 
 
 def test_texts_that_loop_are_left_out_with_what_stands_beside_them() -> None:

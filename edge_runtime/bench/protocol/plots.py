@@ -127,7 +127,11 @@ def _memory(report: Report) -> Bars:
 
 
 def _ratio(ratio: Ratio | None) -> Bar | None:
-    return None if ratio is None else Bar(ratio.median, f"{ratio.median:.2f}x", ratio.low, ratio.high)
+    """A single pair has no interval."""
+    if ratio is None:
+        return None
+    low, high = (ratio.low, ratio.high) if ratio.pairs > 1 else (None, None)
+    return Bar(ratio.median, f"{ratio.median:.2f}x", low, high)
 
 
 def _spread(found: Spread) -> Bar:

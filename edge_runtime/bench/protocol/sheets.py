@@ -280,7 +280,10 @@ def three_digits(value: float, like: float | None = None) -> str:
 
 
 def shown(ratio: Ratio | None) -> str:
-    return "-" if ratio is None else f"{ratio.median:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
+    """A single pair has no interval."""
+    if ratio is None:
+        return "-"
+    return f"{ratio.median:.2f}" + (f" [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio.pairs > 1 else "")
 
 
 def rate(value: float | None) -> str:
