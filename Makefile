@@ -40,9 +40,10 @@ check: $(VENV)/.check-stamp ## lint and type-check
 	  [ $$second = 0 ] || cat .mypy-3.10.txt; rm -f .mypy-3.10.txt; [ $$first = 0 ] && [ $$second = 0 ]
 
 .PHONY: bench
-bench: $(VENV)/.bench-stamp ## measure against transformers and llama.cpp on this machine
+bench: $(VENV)/.bench-stamp ## measure plain against drafted, then against transformers and llama.cpp, on this machine
 	@$(BIN)/edge-export demo --output $(BUNDLE)
-	@$(BIN)/edge-runtime bench --bundle $(BUNDLE) --gguf "`$(BIN)/edge-export demo --print-source`" --json bench-results/latest.json
+	@$(BIN)/edge-runtime bench --bundle $(BUNDLE) --json bench-results/protocol.json --html bench-results/protocol.html
+	@$(BIN)/edge-runtime bench --view claims --bundle $(BUNDLE) --gguf "`$(BIN)/edge-export demo --print-source`" --json bench-results/latest.json
 
 .PHONY: clean
 clean: ## remove .venv, caches and the demo's bundle

@@ -48,8 +48,10 @@ _BRANCHES = 2
 """Alternatives that a draft may set beside its chain, where the engine runs trees and the cost table says it pays."""
 _CONFIDENT_TOKENS = 10
 """Most of K by the policy of that name."""
-_LONGEST_DRAFT = 63
-"""A draft and the token before it are one chunk of the engine. The articles' drafts of 20 to 80 are cut to this."""
+CHUNK_ROWS = 64
+"""Of a forward: a chunk of a prompt, or a draft and the token before it."""
+_LONGEST_DRAFT = CHUNK_ROWS - 1
+"""The articles' drafts of 20 to 100 are cut to this; ``bench`` loads with more rows."""
 SUFFIX_TOKENS = 1 << 17
 """Of earlier texts that a suffix cache keeps where nothing else is said."""
 
@@ -75,6 +77,8 @@ class LoadSettings:
     drafter: DrafterName = "auto"
     max_draft_tokens: int = MAX_DRAFT_TOKENS
     """Most of K; the logits buffer holds one row more."""
+    rows: int = CHUNK_ROWS
+    """Of a forward at most. An engine that was built for fewer keeps to those."""
     suffix_tokens: int = 0
     """Of earlier texts that ``auto`` drafts from; 0: none."""
     suffix_shared: bool = False
@@ -215,7 +219,7 @@ LENGTH_POLICIES = ("auto", PromptLength.name, ConfidenceLength.name)
 """What ``length_policy`` knows by name."""
 
 
-def length_policy(text: str) -> LengthPolicy | None:
+def length_policy(text: str, longest: int = _LONGEST_DRAFT) -> LengthPolicy | None:
     """``auto`` (``None``: measured), another policy by name, or a number. Raises ``ConfigError``."""
     if text == "auto":
         return None
@@ -223,19 +227,19 @@ def length_policy(text: str) -> LengthPolicy | None:
         return PromptLength()
     if text == ConfidenceLength.name:
         return ConfidenceLength()
-    if text.isdecimal() and int(text) <= _LONGEST_DRAFT:
+    if text.isdecimal() and int(text) <= longest:
         return FixedLength(int(text))
     known = ", ".join(LENGTH_POLICIES)
-    raise ConfigError(f"k: {text!r} is neither {known} nor a number from 0 to {_LONGEST_DRAFT}")
+    raise ConfigError(f"k: {text!r} is neither {known} nor a number from 0 to {longest}")
 
 
-def most_draft_tokens(text: str) -> int:
+def most_draft_tokens(text: str, longest: int = _LONGEST_DRAFT) -> int:
     """The largest K that the policy named by ``text`` may ask for."""
     if text == PromptLength.name:
         return _LONGEST_DRAFT
     if text == ConfidenceLength.name:
         return _CONFIDENT_TOKENS
-    return max(MAX_DRAFT_TOKENS, min(int(text), _LONGEST_DRAFT)) if text.isdecimal() else MAX_DRAFT_TOKENS
+    return max(MAX_DRAFT_TOKENS, min(int(text), longest)) if text.isdecimal() else MAX_DRAFT_TOKENS
 
 
 def load_of(manifest: Manifest, settings: LoadSettings, directory: Path | None = None) -> Load:
@@ -263,6 +267,7 @@ def load_of(manifest: Manifest, settings: LoadSettings, directory: Path | None =
         roles=tuple(roles),
         head=settings.head,
         device="cuda" if backend == "tensorrt" else settings.device,
+        rows=settings.rows,
         head_rows=settings.max_draft_tokens + 1,
         suffix_tokens=settings.suffix_tokens if settings.drafter in ("auto", "suffix") else 0,
     )

@@ -224,6 +224,16 @@ def opened_graphs(model: Model, head: Literal["screened", "full"]) -> tuple[str,
     return tuple(dict.fromkeys(name for name in files if name))
 
 
+def weights_read(manifest: Manifest, head: Literal["screened", "full"]) -> int | None:
+    """Bytes of the target's matrices, scales included, each of which a step of one row reads once; what it gathers a
+    few rows of is not in it. ``None``: the bundle does not say what its graphs multiply by."""
+    model = manifest.model(TARGET)
+    files = set(opened_graphs(model, head))
+    products = [of for one in model.graphs if one.file in files for of in one.products]
+    scales = sum(FLOAT * of.values // of.block_size for of in products if of.block_size is not None)
+    return sum(_stored(of, of.values) for of in products) + scales or None
+
+
 def _is_lookup(model: Model, name: str) -> bool:
     return model.lookup is not None and model.lookup.graph == name
 

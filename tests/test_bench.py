@@ -11,8 +11,8 @@ from tiny_models import TinyConfig, export_tiny, save_tiny
 from edge_runtime.bench.against import OURS, PeerFigures, PeerSource, Plan, compare_peers
 from edge_runtime.bench.corpus import prompts, sample_text
 from edge_runtime.bench.process import PeerProcess
-from edge_runtime.bench.speculation import repeat_rate
 from edge_runtime.bench.stats import Ratio, paired_ratio
+from edge_runtime.bench.texts import repeat_rate
 from edge_runtime.bench.verdict import engine_verdicts
 from edge_runtime.bundle import write_manifest
 from edge_runtime.errors import EngineError

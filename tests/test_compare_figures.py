@@ -22,18 +22,17 @@ from edge_runtime.bench.compare.figures import (
     ranking,
 )
 from edge_runtime.bench.compare.floors import floors
-from edge_runtime.bench.compare.methods import DEFAULT
 from edge_runtime.bench.compare.record import (
     SCHEMA,
     Quality,
     Report,
     Settings,
     read_report,
-    refuse_other_settings,
-    write_report,
 )
-from edge_runtime.bench.compare.texts import copied_share, first_difference
+from edge_runtime.bench.methods import DEFAULT
 from edge_runtime.bench.prompts import chosen_domains, domains, prompts_sha256
+from edge_runtime.bench.records import refuse_other_settings, write_record
+from edge_runtime.bench.texts import copied_share, first_difference
 from edge_runtime.cli.compare_tables import tables
 from edge_runtime.errors import ConfigError
 from edge_runtime.schema import plain
@@ -285,7 +284,7 @@ def _report(**changes: Any) -> Report:
 
 
 def test_a_report_survives_its_file(tmp_path: Path) -> None:
-    write_report(tmp_path / "new" / "report.json", _report())
+    write_record(tmp_path / "new" / "report.json", _report())
     assert read_report(tmp_path / "new" / "report.json") == _report()
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["report.json"]
 

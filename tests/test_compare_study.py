@@ -11,7 +11,11 @@ import pytest
 from compare_runs import fake_bundle
 
 from edge_runtime.bench.compare.figures import DEFAULT_LABEL, cell, chosen
-from edge_runtime.bench.compare.methods import (
+from edge_runtime.bench.compare.pricing import Curve, VirtualClock, curves, draft_share, priced
+from edge_runtime.bench.compare.quality import NEAR_TIE, judged
+from edge_runtime.bench.compare.record import DomainRecord, Part
+from edge_runtime.bench.compare.study import Plan, Study
+from edge_runtime.bench.methods import (
     DEFAULT,
     PLAIN,
     Method,
@@ -19,12 +23,9 @@ from edge_runtime.bench.compare.methods import (
     fixed_methods,
     named_methods,
 )
-from edge_runtime.bench.compare.pricing import Curve, VirtualClock, curves, draft_share, priced
-from edge_runtime.bench.compare.quality import NEAR_TIE, judged, read
-from edge_runtime.bench.compare.record import DomainRecord, Part
-from edge_runtime.bench.compare.study import Plan, Study, check_fits
-from edge_runtime.bench.compare.texts import Desk, Held, Law, Spoken, Task
 from edge_runtime.bench.prompts import Domain, DomainPrompt
+from edge_runtime.bench.reading import read
+from edge_runtime.bench.texts import Desk, Held, Law, Spoken, Task, check_fits
 from edge_runtime.errors import ConfigError, InputError
 from edge_runtime.loading import LoadedBundle
 from edge_runtime.sampling import SamplingParams
@@ -305,4 +306,4 @@ def test_parts_can_be_left_out(plan: Plan, changes: dict[str, object], parts: se
 def test_a_prompt_that_does_not_fit_is_told_before_anything_runs(plan: Plan) -> None:
     bundle = fake_bundle(capacity=31)
     with pytest.raises(InputError, match=r"law: p0 has \d+ tokens, and the context of 31"):
-        check_fits(bundle, plan, [DOMAIN])
+        check_fits(bundle, [DOMAIN], plan.prompts, plan.tokens)

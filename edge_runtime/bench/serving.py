@@ -11,15 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..client import Client
-from ..decoder import Decoder
 from ..loading import LoadedBundle
 from ..sampling import SamplingParams
 from .corpus import sample_text
 from .daemon import running_daemon
-from .speculation import generate_once
+from .methods import PLAIN
 from .stats import Ratio, paired_ratio
+from .texts import Desk, Held, Law, Task
 
-_GREEDY = SamplingParams(temperature=0.0)
+_GREEDY = Law("greedy", SamplingParams(temperature=0.0))
 PREFIX_TOKENS = 1000
 
 
@@ -44,7 +44,7 @@ def compare_serving(
     max_tokens: int,
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> ServingFigures:
-    decoder = bundle.decoder("none")
+    desk, task = Desk(bundle, Held()), Task("", "", tuple(bundle.tokenizer.encode(prompt)))
     direct: list[float] = []
     served: list[float] = []
     cold: list[float] = []
@@ -53,7 +53,7 @@ def compare_serving(
         for number in range(rounds):
             progress("daemon against generate", number, rounds)
             sides: list[Callable[[], None]] = [
-                lambda: direct.append(_direct(bundle, decoder, prompt, max_tokens)),
+                lambda: direct.append(desk.ask(PLAIN, task, _GREEDY, 0, max_tokens).seconds_per_token),
                 lambda: served.append(_served(client, prompt, max_tokens)[1]),
             ]
             for side in sides if number % 2 == 0 else sides[::-1]:
@@ -72,12 +72,6 @@ def compare_serving(
         cold_ttft_ms=1e3 * statistics.median(cold),
         warm_ttft_ms=1e3 * statistics.median(warm),
     )
-
-
-def _direct(bundle: LoadedBundle, decoder: Decoder, prompt: str, max_tokens: int) -> float:
-    moments: list[float] = []
-    generate_once(bundle, decoder, prompt, _GREEDY, 0, max_tokens, lambda text: moments.append(time.perf_counter()))
-    return (moments[-1] - moments[0]) / (max_tokens - 1)
 
 
 def _served(client: Client, prompt: str, max_tokens: int) -> tuple[float, float]:

@@ -6,26 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from ..decoder import Decoder
-from ..generation import Generation, GenerationResult
-from ..loading import LoadedBundle
-from ..sampling import SamplingParams
-from ..session import Session
+from ..generation import GenerationResult
 from ..telemetry.meter import Meter
-from ..text.stream import TextStream
 from .corpus import Prompt, prompts
+from .methods import DEFAULT, PLAIN
 from .stats import Ratio, paired_ratio
+from .texts import Desk, Law, Task, repeat_rate
 
-_NGRAM = 8
 NO_METER = Meter()
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A law to decode under; a seed per round makes plain and speculative write the same text."""
-
-    name: str
-    params: SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +21,7 @@ class PromptFigures:
     """One prompt under one law; the generations are the last round's."""
 
     prompt: str
-    case: str
+    law: str
     plain: GenerationResult
     speculative: GenerationResult
     speedup: Ratio
@@ -49,30 +37,34 @@ class PromptFigures:
 
 
 def compare_plain(
-    bundle: LoadedBundle,
-    speculative: Decoder,
+    desk: Desk,
     texts: Sequence[Prompt],
-    cases: Sequence[Case],
+    laws: Sequence[Law],
     *,
     rounds: int,
     max_tokens: int,
     meter: Meter = NO_METER,
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> tuple[PromptFigures, ...]:
-    """Each round decodes plain and speculative back to back, in alternating order, ends of text ignored."""
-    plain = bundle.decoder("none")
+    """Each round decodes plain and speculative back to back, in alternating order, ends of text ignored.
+
+    A seed for each round makes both write the same text.
+    """
+    for method in (PLAIN, DEFAULT):
+        desk.decoder(method)  # measures costs, the first time
     figures = []
-    for number, (prompt, case) in enumerate((p, c) for c in cases for p in texts):
-        progress("plain against speculative", number, len(texts) * len(cases))
+    for number, (prompt, law) in enumerate((p, one) for one in laws for p in texts):
+        progress("plain against speculative", number, len(texts) * len(laws))
+        task = Task("", prompt.name, tuple(desk.bundle.tokenizer.encode(prompt.text)))
         seconds: dict[bool, list[float]] = {False: [], True: []}
         joules: dict[bool, list[float]] = {False: [], True: []}
         results: dict[bool, GenerationResult] = {}
         for round_number in range(rounds):
             order = (False, True) if round_number % 2 == 0 else (True, False)
             for drafting in order:
-                decoder = speculative if drafting else plain
+                method = DEFAULT if drafting else PLAIN
                 meter.start()
-                result = generate_once(bundle, decoder, prompt.text, case.params, round_number, max_tokens)
+                result = desk.ask(method, task, law, round_number, max_tokens, seed=round_number).result
                 result = replace(result, joules=meter.taken_j())
                 assert result.tpot_s is not None
                 if result.joules_per_token is not None:
@@ -82,7 +74,7 @@ def compare_plain(
         figures.append(
             PromptFigures(
                 prompt=prompt.name,
-                case=case.name,
+                law=law.name,
                 plain=results[False],
                 speculative=results[True],
                 speedup=paired_ratio(seconds[False], seconds[True]),
@@ -99,10 +91,9 @@ def _medians(plain: Sequence[float], speculative: Sequence[float]) -> tuple[floa
 
 
 def look_again(
-    bundle: LoadedBundle,
-    speculative: Decoder,
+    desk: Desk,
     figures: Sequence[PromptFigures],
-    cases: Sequence[Case],
+    laws: Sequence[Law],
     *,
     below: float,
     rounds: int,
@@ -115,52 +106,17 @@ def look_again(
     The least of many noisy medians is low by selection alone; fresh rounds of what was selected are not.
     """
     known = {prompt.name: prompt for prompt in prompts()}
-    laws = {case.name: case for case in cases}
+    by_name = {law.name: law for law in laws}
     slow = [figure for figure in figures if figure.speedup.median < below]
     found = list(figures)
     for number, figure in enumerate(slow):
         progress("a second look", number, len(slow))
-        (again,) = compare_plain(
-            bundle,
-            speculative,
-            (known[figure.prompt],),
-            (laws[figure.case],),
-            rounds=rounds,
-            max_tokens=max_tokens,
-            meter=meter,
-        )
+        prompt, law = known[figure.prompt], by_name[figure.law]
+        (again,) = compare_plain(desk, (prompt,), (law,), rounds=rounds, max_tokens=max_tokens, meter=meter)
         found[found.index(figure)] = replace(again, first_look=figure.speedup)
     return tuple(found)
-
-
-def generate_once(
-    bundle: LoadedBundle,
-    decoder: Decoder,
-    prompt: str,
-    params: SamplingParams,
-    seed: int,
-    max_tokens: int,
-    on_text: Callable[[str], None] = lambda text: None,
-) -> GenerationResult:
-    ids = bundle.tokenizer.encode(prompt)
-    session = Session(bundle.target.info, ids, params, max_tokens=max_tokens, eos_ids=(), seed=seed)
-    generation = Generation(decoder, session, TextStream(bundle.tokenizer.piece_bytes))
-    for piece in generation:
-        on_text(piece.text)
-    return generation.result()
 
 
 def overhead_share(result: GenerationResult) -> float:
     total = result.draft_s + result.verify_s + result.overhead_s
     return result.overhead_s / total if total > 0.0 else 0.0
-
-
-def repeat_rate(tokens: Sequence[int]) -> float:
-    """Share of 8-grams that occurred earlier in ``tokens``; 0 for a shorter text."""
-    seen: set[tuple[int, ...]] = set()
-    repeats = 0
-    grams = [tuple(tokens[i : i + _NGRAM]) for i in range(len(tokens) - _NGRAM + 1)]
-    for gram in grams:
-        repeats += gram in seen
-        seen.add(gram)
-    return repeats / len(grams) if grams else 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,3 +36,13 @@ def paired_ratio(baseline: Sequence[float], ours: Sequence[float]) -> Ratio:
     medians = np.median(rng.choice(ratios, (_RESAMPLES, len(ratios))), axis=1)
     low, high = np.quantile(medians, [0.025, 0.975])
     return Ratio(float(np.median(ratios)), float(low), float(high), len(ratios))
+
+
+def summed(rows: Iterable[Sequence[int]]) -> list[int]:
+    """Place by place, of rows of different length."""
+    total: list[int] = []
+    for row in rows:
+        total += [0] * (len(row) - len(total))
+        for place, count in enumerate(row):
+            total[place] += count
+    return total

@@ -49,7 +49,7 @@ def speculation_verdicts(figures: Sequence[PromptFigures]) -> Iterator[Verdict]:
     worst = min(figures, key=lambda figure: figure.speedup.median)
     yield Verdict(
         "speculative never slower than plain by more than 3%",
-        f"worst {worst.speedup} ({worst.prompt}, {worst.case}){_looked_again(figures)}",
+        f"worst {worst.speedup} ({worst.prompt}, {worst.law}){_looked_again(figures)}",
         worst.speedup.median >= NEVER_SLOWER,
     )
     shares = sorted(figure.overhead for figure in figures)
@@ -58,7 +58,7 @@ def speculation_verdicts(figures: Sequence[PromptFigures]) -> Iterator[Verdict]:
 
 
 def _looked_again(figures: Sequence[PromptFigures]) -> str:
-    again = [f"{figure.prompt} {figure.case} {figure.first_look} at first" for figure in figures if figure.first_look]
+    again = [f"{figure.prompt} {figure.law} {figure.first_look} at first" for figure in figures if figure.first_look]
     return f"; measured again: {', '.join(again)}" if again else ""
 
 

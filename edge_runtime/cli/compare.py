@@ -5,33 +5,32 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from .. import __version__
 from ..bench.compare.baseline import fastest_plain
 from ..bench.compare.costs import step_costs
 from ..bench.compare.floors import floors
-from ..bench.compare.methods import SEARCHED_K, fixed_methods, named_methods
 from ..bench.compare.plot import check_plot, plot
 from ..bench.compare.pricing import curves
-from ..bench.compare.record import SCHEMA, Report, Settings, read_report, refuse_other_settings, write_report
-from ..bench.compare.study import Plan, Study, check_fits
-from ..bench.compare.texts import Law
+from ..bench.compare.record import SCHEMA, Report, Settings, read_report
+from ..bench.compare.study import Plan, Study
+from ..bench.methods import SEARCHED_K, fixed_methods, named_methods
 from ..bench.prompts import Domain, chosen_domains, prompts_sha256
+from ..bench.records import begin_file, refuse_other_settings, write_record
+from ..bench.texts import Law, check_fits
 from ..bundle import MANIFEST_NAME, file_sha256
 from ..console import plain_console
-from ..errors import ConfigError
 from ..loading import MAX_DRAFT_TOKENS, LoadedBundle, LoadSettings, load_bundle
-from ..parameters import Finite, Place, Written, refuse_useless
-from ..sampling import SamplingParams
+from ..parameters import Place, Written, refuse_useless
 from .compare_tables import costs_table, tables
+from .laws import law_options, laws_of, names_in, refuse_useless_laws
+from .progress import nested_progress
 
 _PARTS = ("named", "search", "priced")
 _QUICK_K = (1, 2, 3, 5, 7)
@@ -48,13 +47,7 @@ _OF_COSTS = {"costs_only", "bundle", "head", "threads"}
 @click.option("--drafters", metavar="A,B", help="Only these.  [default: all that the bundle offers]")
 @click.option("--policies", metavar="X,Y", help="Only these lengths of drafts, or threshold.  [default: all by name]")
 @click.option("--domains", metavar="A,B", help="Only these kinds of text.  [default: all]")
-@click.option("--greedy/--no-greedy", default=True, help="With greedy decoding.  [default: yes]")
-@click.option("--sampled/--no-sampled", default=True, help="With sampling.  [default: yes]")
-@click.option("--temperature", type=Finite(0.0, above=True), default=1.0, show_default=True,
-              help="Of the sampled law.")  # fmt: skip
-@click.option("--top-k", type=click.IntRange(0), default=64, show_default=True, help="Of the sampled law; 0: all.")
-@click.option("--top-p", type=Finite(0.0, 1.0, above=True), default=0.95, show_default=True,
-              help="Of the sampled law; 1: all.")  # fmt: skip
+@law_options
 @click.option("--rounds", type=click.IntRange(2), metavar="N", help="Of the default and its rivals.  [default: 5]")
 @click.option("--tokens", type=click.IntRange(16), metavar="N", help="Of each text.  [default: 64]")
 @click.option("--quick", is_flag=True, help="One prompt a domain, 2 rounds of 32 tokens, fewer K: to see how it goes.")
@@ -73,11 +66,10 @@ def compare(said: click.Context, /, **given: Any) -> None:
     """Compare every drafter and policy with plain decoding, on five domains, retrieval, JSON, edits and chat."""
     if given["costs_only"]:
         refuse_useless(said, "--costs shows what a step costs, and no text", set(given) - _OF_COSTS)
-    if not given["sampled"]:
-        refuse_useless(said, "--no-sampled leaves that law out", ("temperature", "top_k", "top_p"))
+    refuse_useless_laws(said, given)
     console = plain_console(None if sys.stdout.isatty() else 100)
     settings = LoadSettings(head=given["head"], threads=given["threads"], max_draft_tokens=MAX_DRAFT_TOKENS)
-    domains, laws = chosen_domains(_names(given["domains"])), _laws(given)
+    domains, laws = chosen_domains(names_in(given["domains"])), laws_of(given)
     if given["plot_path"] is not None:
         check_plot(given["plot_path"])
     before = None if given["resume"] is None else read_report(given["resume"])
@@ -87,7 +79,7 @@ def compare(said: click.Context, /, **given: Any) -> None:
             console.print(costs_table(step_costs(subject.target, MAX_DRAFT_TOKENS)))
             return
         plan = _plan(subject, laws, given)
-        check_fits(subject, plan, domains)
+        check_fits(subject, domains, plan.prompts, plan.tokens)
         report = _report(subject, plan, given)
         if before is not None:
             refuse_other_settings(given["resume"], before.settings, report.settings)
@@ -107,28 +99,9 @@ def compare(said: click.Context, /, **given: Any) -> None:
         raise SystemExit(1)
 
 
-def _names(text: str | None) -> tuple[str, ...]:
-    """Raises ``ConfigError`` for an empty one."""
-    if text is None:
-        return ()
-    names = tuple(name.strip() for name in text.split(","))
-    if not all(names):
-        raise ConfigError(f"{text!r}: an empty name among those between commas")
-    return names
-
-
-def _laws(given: dict[str, Any]) -> tuple[Law, ...]:
-    laws = [Law("greedy", SamplingParams(temperature=0.0))] if given["greedy"] else []
-    if given["sampled"]:
-        laws.append(Law("sampled", SamplingParams(given["temperature"], given["top_k"], given["top_p"])))
-    if not laws:
-        raise ConfigError("neither greedy nor sampled: nothing is left to compare")
-    return tuple(laws)
-
-
 def _plan(subject: LoadedBundle, laws: tuple[Law, ...], given: dict[str, Any]) -> Plan:
-    quick, skip, drafters = given["quick"], given["skip"], _names(given["drafters"])
-    named = named_methods(subject, drafters, _names(given["policies"]))
+    quick, skip, drafters = given["quick"], given["skip"], names_in(given["drafters"])
+    named = named_methods(subject, drafters, names_in(given["policies"]))
     fixed = fixed_methods(subject, drafters, _QUICK_K if quick else SEARCHED_K)
     return Plan(
         laws=laws,
@@ -175,25 +148,17 @@ def _measure(study: Study, plan: Plan, domains: Sequence[Domain], report: Report
     if not report.costs:
         report = replace(report, costs=study.step_costs(MAX_DRAFT_TOKENS))
         if path is not None:
-            _begin_file(path, report)
-    with _progress() as progress:
+            begin_file(path, report)
+    with nested_progress("domains") as progress:
         for number, domain in enumerate(left):
             progress("domains", number, len(left))
             report = replace(report, domains=(*report.domains, study.domain(domain, progress)))
             if path is not None:
-                write_report(path, report)
+                write_record(path, report)
     report = replace(report, floors=tuple(floors(report.domains, tuple(report.settings.laws))), complete=True)
     if path is not None:
-        write_report(path, report)
+        write_record(path, report)
     return report
-
-
-def _begin_file(path: Path, report: Report) -> None:
-    """Before an hour has gone by. Raises ``ConfigError``."""
-    try:
-        write_report(path, report)
-    except OSError as problem:
-        raise ConfigError(f"{path} cannot be written: {problem.strerror}") from None
 
 
 def _announce(plan: Plan, domains: Sequence[Domain], done: int, plain_ms: float, path: Path | None) -> None:
@@ -206,19 +171,3 @@ def _announce(plan: Plan, domains: Sequence[Domain], done: int, plain_ms: float,
     )
     if path is None and minutes > _WORTH_A_FILE:
         click.echo("with --json FILE, what is done would be kept where this is stopped", err=True)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    console = plain_console(stderr=True)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bars:
-        tasks: dict[bool, TaskID] = {}
-
-        def report(what: str, done: int, total: int) -> None:
-            whole = what == "domains"
-            if whole not in tasks:
-                tasks[whole] = bars.add_task(what, total=total)
-            bars.update(tasks[whole], description=what, completed=done, total=total)
-
-        yield report

@@ -11,7 +11,6 @@ from rich.text import Text
 
 from ..bench.compare.figures import (
     DEFAULT_LABEL,
-    LOOPING,
     Cell,
     Texts,
     best_fixed,
@@ -25,6 +24,7 @@ from ..bench.compare.quality import NEAR_TIE
 from ..bench.compare.record import DomainRecord, Floor, Report, Run, StepCosts
 from ..bench.prompts import DomainKind
 from ..bench.stats import Ratio
+from ..bench.texts import LOOPING
 
 _TEXTS: tuple[Texts, ...] = ("straight", "looping")
 _HARDLY = 0.1

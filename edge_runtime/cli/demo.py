@@ -13,7 +13,8 @@ from rich.table import Table
 
 from ..bench.corpus import Prompt, prompts
 from ..bench.daemon import running_daemon
-from ..bench.speculation import Case, PromptFigures, compare_plain
+from ..bench.speculation import PromptFigures, compare_plain
+from ..bench.texts import Desk, Held, Law
 from ..client import Client
 from ..console import plain_console
 from ..generation import GenerationResult
@@ -24,8 +25,8 @@ from ..sampling import SamplingParams
 from .interrupt import ends_tidily
 
 _PROMPT = "The three most important inventions of the nineteenth century were"
-_GREEDY = Case("greedy", SamplingParams(temperature=0.0))
-_SAMPLED = Case("sampled", SamplingParams(temperature=1.0, top_k=64, top_p=0.95))
+_GREEDY = Law("greedy", SamplingParams(temperature=0.0))
+_SAMPLED = Law("sampled", SamplingParams(temperature=1.0, top_k=64, top_p=0.95))
 
 
 @click.command()
@@ -37,11 +38,11 @@ def demo(bundle: Path, tokens: int, rounds: int) -> None:
     _serve(bundle, tokens)
     loaded = load_bundle(bundle, LoadSettings(verify_hashes=False))  # the daemon has just checked them
     try:
-        decoder = loaded.decoder()
+        desk = Desk(loaded, Held())
         copy = next(prompt for prompt in prompts("copy") if prompt.name == "copy-rag")
         figures: list[PromptFigures] = []
-        for prompt, case in ((Prompt("story", _PROMPT), _SAMPLED), (replace(copy, name="retrieval"), _GREEDY)):
-            figures += compare_plain(loaded, decoder, (prompt,), (case,), rounds=rounds, max_tokens=tokens)
+        for prompt, law in ((Prompt("story", _PROMPT), _SAMPLED), (replace(copy, name="retrieval"), _GREEDY)):
+            figures += compare_plain(desk, (prompt,), (law,), rounds=rounds, max_tokens=tokens)
         _show(loaded, figures, rounds)
     finally:
         loaded.close()
@@ -77,7 +78,7 @@ def _show(loaded: LoadedBundle, figures: Sequence[PromptFigures], rounds: int) -
     table.add_column("")
     for figure in figures:
         for way in ("plain", "drafted"):
-            table.add_column(f"{figure.prompt}\n{figure.case}\n{way}", justify="right")
+            table.add_column(f"{figure.prompt}\n{figure.law}\n{way}", justify="right")
     for label, cell in _ROWS.items():
         cells = (cell(result) for figure in figures for result in (figure.plain, figure.speculative))
         table.add_row(label, *cells)
@@ -98,7 +99,7 @@ def _show(loaded: LoadedBundle, figures: Sequence[PromptFigures], rounds: int) -
     )
     for figure in figures:
         click.echo(
-            f"{figure.prompt}, {figure.case}: {figure.speculative.drafter}, last step: {figure.speculative.reason}"
+            f"{figure.prompt}, {figure.law}: {figure.speculative.drafter}, last step: {figure.speculative.reason}"
         )
 
 

@@ -64,7 +64,7 @@ def engine_options(function: F) -> F:
                      "beam[:WIDTH]."),
         click.option("--no-verify", is_flag=True, help="Do not check the bundle's files against their sha256."),
     ]  # fmt: skip
-    return _apply(function, options)
+    return apply(function, options)
 
 
 def socket_option(function: F) -> F:
@@ -81,7 +81,7 @@ def prompt_options(function: F) -> F:
         click.option("--prompt-file", metavar="FILE", type=Place(allow_dash=True),
                      help="File with the text to continue, - for stdin."),
     ]  # fmt: skip
-    return _apply(function, options)
+    return apply(function, options)
 
 
 def sampling_options(function: F) -> F:
@@ -104,7 +104,7 @@ def sampling_options(function: F) -> F:
                      "more."),
         click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be given several times."),
     ]  # fmt: skip
-    return _apply(function, options)
+    return apply(function, options)
 
 
 def load_settings(given: dict[str, Any]) -> LoadSettings:
@@ -176,7 +176,8 @@ def as_text(given: str) -> str:
         raise InputError(f"not UTF-8: {given[:40]!r}") from None
 
 
-def _apply(function: F, options: Sequence[Callable[[F], F]]) -> F:
+def apply(function: F, options: Sequence[Callable[[F], F]]) -> F:
+    """In the order in which help lists them."""
     for option in reversed(options):
         function = option(function)
     return function

@@ -7,7 +7,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import click
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from ..console import plain_console
 
@@ -41,6 +49,22 @@ def long_progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=console, transient=True) as bars:
         task = bars.add_task(what, total=total)
         yield lambda done: bars.update(task, completed=done)
+
+
+@contextmanager
+def nested_progress(whole: str = "") -> Iterator[Callable[[str, int, int], None]]:
+    """A callback (what, done, total): a bar for ``whole``, one for all else that is done within it, one by one."""
+    console = plain_console(stderr=True)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bars:
+        tasks: dict[bool, TaskID] = {}
+
+        def report(what: str, done: int, total: int) -> None:
+            if (what == whole) not in tasks:
+                tasks[what == whole] = bars.add_task(what, total=total)
+            bars.update(tasks[what == whole], description=what, completed=max(done, 0), total=total)
+
+        yield report
 
 
 def _lines(what: str, total: int) -> Callable[[int], None]:

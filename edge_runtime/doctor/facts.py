@@ -27,7 +27,7 @@ def facts_of(machine: Machine, trial: Trial, bundle: str | None, root: Path = Pa
         "edge-runtime": __version__,
         "board": _board(machine),
         "system": f"Linux {platform.release()}, {' '.join(platform.libc_ver())}, Python {machine.python}",
-        "processor": _processor(root),
+        "processor": processor(root),
         "memory": _memory(trial),
     }
     if identity.tegra:
@@ -58,7 +58,7 @@ def _board(machine: Machine) -> str:
     return f"{identity.title}{f' ({identity.part})' if identity.part else ''}"
 
 
-def _processor(root: Path) -> str:
+def processor(root: Path = Path("/")) -> str:
     found = re.search(r"^(?:model name|Hardware)\s*:\s*(.+)$", read_text(f"{root}/proc/cpuinfo") or "", re.MULTILINE)
     name = found[1].strip() if found else platform.machine()
     return f"{name}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores"

@@ -10,8 +10,8 @@ from statistics import median
 from ...bundle import TARGET, read_manifest
 from ...loading import LoadedBundle, LoadSettings, load_bundle
 from ...sampling import SamplingParams
-from .methods import PLAIN
-from .texts import Desk, Held, Law, Task
+from ..methods import PLAIN
+from ..texts import Desk, Held, Law, Task
 
 _ROUNDS, _TOKENS = 7, 24
 _GREEDY = Law("greedy", SamplingParams(temperature=0.0))

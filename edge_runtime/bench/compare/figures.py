@@ -11,11 +11,9 @@ from typing import Literal
 
 from ...health import Drafted, notes
 from ..prompts import DomainKind
-from ..stats import Ratio, paired_ratio
+from ..stats import Ratio, paired_ratio, summed
+from ..texts import LOOPING
 from .record import DomainRecord, Part, Quality, Run
-
-LOOPING = 0.2
-"""Repeat rate from which a text counts as looping: a drafter that copies is flattered by it."""
 
 Texts = Literal["straight", "looping"]
 DEFAULT_LABEL = "auto auto"
@@ -60,8 +58,8 @@ def cell(runs: Sequence[Run]) -> Cell | None:
     if not runs:
         return None
     steps, drafted = sum(run.steps for run in runs), sum(run.drafted for run in runs)
-    tried = _summed(run.tried_by_position for run in runs)
-    accepted = _summed(run.accepted_by_position for run in runs)
+    tried = summed(run.tried_by_position for run in runs)
+    accepted = summed(run.accepted_by_position for run in runs)
     plain = [run.plain_nll for run in runs if run.plain_nll is not None]
     sources: Counter[str] = Counter()
     for run in runs:
@@ -263,15 +261,6 @@ def faithfulness(quality: Sequence[Quality]) -> Faithfulness | None:
         same_until=float(median(parted)) if parted else None,
         most_off=max(abs(one.recorded_nll_off) for one in quality),
     )
-
-
-def _summed(rows: Iterable[Sequence[int]]) -> list[int]:
-    total: list[int] = []
-    for row in rows:
-        total += [0] * (len(row) - len(total))
-        for place, count in enumerate(row):
-            total[place] += count
-    return total
 
 
 def _mean(values: Iterable[float]) -> float:

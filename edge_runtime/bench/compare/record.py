@@ -6,20 +6,15 @@ file, and whoever doubts a median finds the texts behind it.
 
 from __future__ import annotations
 
-import json
-import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from ...cost import CostLine
-from ...errors import ConfigError
-from ...files import read_at_most
-from ...schema import plain, structure
 from ..prompts import DomainKind
+from ..records import read_record
 
 SCHEMA = 1
-_MOST_BYTES = 1 << 28
 
 Part = Literal["named", "search", "final", "again", "priced"]
 """Named: each drafter with each policy. Search: fixed K, one text each. Final: the default beside the best of the
@@ -160,34 +155,6 @@ class Report:
     complete: bool = False
 
 
-def write_report(path: Path, report: Report) -> None:
-    """Whole or not at all: a stop while writing leaves the file of before. Raises ``OSError``."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.part")
-    partial.write_text(json.dumps(plain(report), ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8")
-    os.replace(partial, path)
-
-
 def read_report(path: Path) -> Report:
     """Raises ``ConfigError``."""
-    try:
-        data = json.loads(read_at_most(path, _MOST_BYTES, ""))
-    except (ValueError, RecursionError):
-        raise ConfigError(f"{path}: not a JSON file") from None
-    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-        raise ConfigError(f"{path}: not a comparison of schema {SCHEMA}")
-    return structure(Report, data, ConfigError, path.name)
-
-
-def refuse_other_settings(path: Path, found: Settings, wanted: Settings) -> None:
-    """Raises ``ConfigError`` that names the first difference."""
-    for name in (field.name for field in fields(Settings)):
-        before, now = getattr(found, name), getattr(wanted, name)
-        if before != now:
-            raise ConfigError(f"{path} cannot be resumed: {name} was {_shown(before)} and is now {_shown(now)}")
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, tuple):
-        return ", ".join(map(str, value)) or "nothing"
-    return ", ".join(f"{key} {what}" for key, what in value.items()) if isinstance(value, dict) else str(value)
+    return read_record(path, Report, SCHEMA, "a comparison")

@@ -10,18 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ...errors import InputError
 from ...loading import LoadedBundle
+from ..methods import DEFAULT, PLAIN, Method
 from ..prompts import Domain
-from ..speculation import repeat_rate
+from ..reading import Reading, read
+from ..texts import Desk, Held, Law, Spoken, Task, copied_share, repeat_rate, tasks
 from .costs import step_costs
 from .figures import by_prompt, ranking
 from .floors import NEVER_BELOW
-from .methods import DEFAULT, PLAIN, Method
 from .pricing import Curve, VirtualClock, priced
-from .quality import Reading, judged, read
+from .quality import judged
 from .record import DomainRecord, Part, Quality, Run, Sample, StepCosts
-from .texts import Desk, Held, Law, Spoken, Task, copied_share
 
 Progress = Callable[[str, int, int], None]
 
@@ -104,19 +103,19 @@ class Study:
     def domain(self, domain: Domain, progress: Progress = lambda what, done, total: None) -> DomainRecord:
         plan, found = self._plan, _Found()
         finalists: tuple[Method, ...] = ()
-        tasks = _tasks(self._subject.bundle, domain, plan.prompts)
+        known = tasks(self._subject.bundle, domain, plan.prompts)
         steps = [(law, part) for law in plan.laws for part in ("named", "search", "final", "priced")]
         for number, (law, part) in enumerate(steps):
             progress(f"{domain.domain}, {law.name}: {part}", number, len(steps))
             if part == "named":
-                self._named(found, tasks, law)
+                self._named(found, known, law)
             elif part == "search":
-                finalists = self._search(found, tasks, law)
+                finalists = self._search(found, known, law)
             elif part == "final":
-                self._final(found, tasks, law, finalists)
-                self._again(found, domain, tasks, law)
+                self._final(found, known, law, finalists)
+                self._again(found, domain, known, law)
             else:
-                self._project(found, tasks, law)
+                self._project(found, known, law)
         return DomainRecord(domain.domain, domain.kind, tuple(found.runs), tuple(found.quality), tuple(found.samples))
 
     def _named(self, found: _Found, tasks: Sequence[Task], law: Law) -> None:
@@ -241,20 +240,3 @@ def _run(
 def _nll(spoken: Spoken) -> float:
     assert spoken.result.mean_log_likelihood is not None  # there is a text
     return -spoken.result.mean_log_likelihood
-
-
-def check_fits(bundle: LoadedBundle, plan: Plan, domains: Sequence[Domain]) -> None:
-    """Raises ``InputError`` for a prompt that the context has no room for, with its text."""
-    capacity = bundle.target.info.capacity
-    for domain in domains:
-        for task in _tasks(bundle, domain, plan.prompts):
-            if len(task.ids) + plan.tokens > capacity:
-                raise InputError(
-                    f"{domain.domain}: {task.prompt} has {len(task.ids)} tokens, and the context of {capacity} cannot "
-                    f"hold {plan.tokens} more: leave the domain out"
-                )
-
-
-def _tasks(bundle: LoadedBundle, domain: Domain, most: int) -> list[Task]:
-    encode = bundle.tokenizer.encode
-    return [Task(domain.domain, one.name, tuple(encode(one.text))) for one in domain.prompts[:most]]

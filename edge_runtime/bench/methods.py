@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-from ...decoder import Clock, Decoder
-from ...drafters.strategy import STRATEGIES, Strategy, strategy_named
-from ...errors import ConfigError, did_you_mean
-from ...loading import LENGTH_POLICIES, DrafterName, LoadedBundle, length_policy, most_draft_tokens
-from ...session import Policy
+from ..decoder import Clock, Decoder
+from ..drafters.strategy import STRATEGIES, Strategy, strategy_named
+from ..errors import ConfigError, did_you_mean
+from ..loading import LENGTH_POLICIES, DrafterName, LoadedBundle, length_policy, most_draft_tokens
+from ..session import Policy
 
 AUTO = "auto"
 SEARCHED_K = (1, 2, 3, 4, 5, 6, 7)
@@ -115,11 +115,12 @@ def fixed_methods(bundle: LoadedBundle, drafters: Sequence[str], ks: Sequence[in
 def decoder_for(bundle: LoadedBundle, method: Method, clock: Clock) -> Decoder:
     """Of its own, with its own memory of costs and acceptance. Raises ``ConfigError``."""
     drafter, strategy = cast(DrafterName, method.drafter), _strategy(method)
-    length = length_policy(method.length)
+    longest = bundle.target.info.max_rows - 1
+    length = length_policy(method.length, longest)
     if method == PLAIN or length is None:
         return bundle.decoder(drafter, length, strategy=strategy, clock=clock)
     # A rule may ask for longer drafts than one call of the head reads; the measured length is bound by it.
-    rows = max(bundle.max_head_rows, most_draft_tokens(method.length) + 1)
+    rows = max(bundle.max_head_rows, most_draft_tokens(method.length, longest) + 1)
     longer = replace(bundle, max_head_rows=rows).drafter(drafter, strategy)
     return Decoder(bundle.target, longer, length, max_head_rows=bundle.max_head_rows, clock=clock)
 

@@ -1,6 +1,7 @@
 """One text at a time: a prompt continued by a decoder, and what became of it. Knows no figure and no other method.
 
-Every text of a prompt starts from the same cache: the prompt is fed once, and what follows it is written over.
+``ask`` is a whole request. ``speak`` starts every text of a prompt from the same cache: the prompt is fed once, and
+what follows it is written over.
 """
 
 from __future__ import annotations
@@ -13,17 +14,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...decoder import Clock, Decoder
-from ...engines.protocol import Ids
-from ...generation import Generation, GenerationResult
-from ...loading import LoadedBundle
-from ...sampling import SamplingParams
-from ...session import Session, Totals
-from ...text.stream import TextStream
+from ..decoder import Clock, Decoder
+from ..engines.protocol import Ids
+from ..errors import InputError
+from ..generation import Generation, GenerationResult
+from ..loading import LoadedBundle
+from ..sampling import SamplingParams
+from ..session import Session, Totals
+from ..text.stream import TextStream
 from .methods import PLAIN, Method, decoder_for
+from .prompts import Domain
 
 _COPIED = 4
 """Tokens of a gram that, standing in the prompt, counts as copied."""
+_NGRAM = 8
+"""The same of one that stood in the text before."""
+LOOPING = 0.2
+"""Repeat rate from which a text counts as looping: a drafter that copies is flattered by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +97,33 @@ class Desk:
         """
         decoder = self.decoder(method)
         self.fill(task)
-        decoder.drafter.reset(0)
-        session = Session(
+        return self._decode(decoder, self._session(method, task, law, round_number, max_tokens, len(task.ids) - 1))
+
+    def ask(
+        self, method: Method, task: Task, law: Law, round_number: int, max_tokens: int, *, seed: int | None = None
+    ) -> Spoken:
+        """The same with the prompt fed anew, in its time to the first token. With a ``seed``, whatever the method."""
+        decoder = self.decoder(method)
+        self.held.prompt = ()
+        return self._decode(decoder, self._session(method, task, law, round_number, max_tokens, 0, seed))
+
+    def _session(
+        self, method: Method, task: Task, law: Law, number: int, max_tokens: int, kv_len: int, seed: int | None = None
+    ) -> Session:
+        return Session(
             self.bundle.target.info,
             task.ids,
             law.params,
             max_tokens=max_tokens,
-            rng=np.random.default_rng([round_number, zlib.crc32(task.prompt.encode())]),
+            seed=seed,
+            rng=np.random.default_rng([number, zlib.crc32(task.prompt.encode())]),
             policy=method.acceptance,
-            kv_len=len(task.ids) - 1,
+            kv_len=kv_len,
             client=self._next_client(),
         )
+
+    def _decode(self, decoder: Decoder, session: Session) -> Spoken:
+        decoder.drafter.reset(0)
         text = TextStream(self.bundle.tokenizer.piece_bytes)
         generation = Generation(decoder, session, text, clock=self._clock)
         sources: Counter[str] = Counter()
@@ -134,6 +157,34 @@ def copied_share(prompt: Sequence[int], tokens: Sequence[int]) -> float:
         if tuple(tokens[start : start + _COPIED]) in held:
             copied[start : start + _COPIED] = True
     return float(copied.mean()) if len(tokens) else 0.0
+
+
+def repeat_rate(tokens: Sequence[int]) -> float:
+    """Share of 8-grams that occurred earlier in ``tokens``; 0 for a shorter text."""
+    seen: set[tuple[int, ...]] = set()
+    repeats = 0
+    grams = [tuple(tokens[i : i + _NGRAM]) for i in range(len(tokens) - _NGRAM + 1)]
+    for gram in grams:
+        repeats += gram in seen
+        seen.add(gram)
+    return repeats / len(grams) if grams else 0.0
+
+
+def tasks(bundle: LoadedBundle, domain: Domain, most: int) -> list[Task]:
+    encode = bundle.tokenizer.encode
+    return [Task(domain.domain, one.name, tuple(encode(one.text))) for one in domain.prompts[:most]]
+
+
+def check_fits(bundle: LoadedBundle, domains: Sequence[Domain], prompts: int, tokens: int) -> None:
+    """Raises ``InputError`` for a prompt that the context has no room for, with its text."""
+    capacity = bundle.target.info.capacity
+    for domain in domains:
+        for task in tasks(bundle, domain, prompts):
+            if len(task.ids) + tokens > capacity:
+                raise InputError(
+                    f"{domain.domain}: {task.prompt} has {len(task.ids)} tokens, and the context of {capacity} cannot "
+                    f"hold {tokens} more: leave the domain out"
+                )
 
 
 def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
