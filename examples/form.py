@@ -4,13 +4,13 @@
     printf '%s\\n' "A table for four on Friday, please." "At seven, for Ada." | python examples/form.py
 
 What it shows:
-- Structure (`response_format`): every turn's answer is the whole form as JSON, null where nothing was said. Braces and keys
-  are forced by the schema, and what is forced is a free draft.
-- A budget that is kept: `timeout_ms` has the daemon end a turn that would be late (between two steps), `max_tokens` bounds
-  it, the client waits no longer in any case, and the form stays as it was. The question back to the speaker comes from
-  code, so it never waits for the model.
-- Doubt: the schema says what an answer looks like, not whether it is true. A small base model makes things up, so a value
-  counts only if words of it were said; the rest is told and left out.
+- Structure (`response_format`): every turn's answer is the whole form as JSON, null where nothing was said. Braces and
+  keys are forced by the schema, and what is forced is a free draft.
+- A budget that is kept: `timeout_ms` has the daemon end a turn that would be late (between two steps), `max_tokens`
+  bounds it, the client waits no longer in any case, and the form stays as it was. The question back to the speaker comes
+  from code, so it never waits for the model.
+- Doubt: the schema says what an answer looks like, not whether it is true. A small base model makes things up, so a
+  value counts only if words of it were said; the rest is told and left out.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from edge_runtime.client import Client, Completion, ConnectionLost, EdgeRuntimeE
 
 GRACE_S = 0.1
 """That the daemon is given to say itself that a turn is late."""
-NUMBERS = "one two three four five six seven eight nine ten eleven twelve".split()
-DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
+NUMBERS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
 
 
 def number_said(value: Any, words: set[str]) -> bool:
@@ -156,6 +156,7 @@ def main(arguments: Sequence[str] | None = None, lines: Iterable[str] = sys.stdi
     given = parser.parse_args(arguments)
     try:
         with Client() as client:
+            client.health()  # is there one?
             # Ahead of the first turn, which then finds the examples in the cache and the grammar compiled.
             client.complete(PREFIX, max_tokens=1, temperature=0.0, response_format=FORMAT)
         with Client(patience_s=0.0, timeout_s=given.budget_ms / 1e3 + GRACE_S) as client:

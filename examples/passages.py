@@ -22,13 +22,14 @@ DIMENSIONS = 256
 PASSAGE_CHARACTERS = 500
 CANDIDATES = 12
 """Of each of the two searches, before they are ranked again."""
-_SAYS_NOTHING = frozenset(
-    "a an and any are as at be by can do does for from has have how i if in is it its may me my of on or our should so that "
-    "the them then there they this to up was we were what when where which who whose why will with you your".split()
-)
+_SAYS_NOTHING = """
+a an and any are as at be by can do does for from has have how i if in is it its may me my of on or our should so that the
+them then there they this to up was we were what when where which who whose why will with you your
+"""
 _TABLES = f"""
 CREATE TABLE IF NOT EXISTS files (path TEXT PRIMARY KEY, digest TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS passages (id INTEGER PRIMARY KEY, path TEXT NOT NULL, line INTEGER NOT NULL, text TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS passages
+    (id INTEGER PRIMARY KEY, path TEXT NOT NULL, line INTEGER NOT NULL, text TEXT NOT NULL);
 CREATE VIRTUAL TABLE IF NOT EXISTS vectors USING vec0(embedding float[{DIMENSIONS}] distance_metric=cosine);
 CREATE VIRTUAL TABLE IF NOT EXISTS words USING fts5(text, tokenize='porter');
 """
@@ -106,7 +107,7 @@ class Index:
             "SELECT rowid FROM vectors WHERE embedding MATCH ? AND k = ? ORDER BY distance", query.tobytes(), CANDIDATES
         )
         # Quoted: a question is no expression of FTS5's.
-        words = [word for word in re.findall(r"\w+", question.lower()) if word not in _SAYS_NOTHING]
+        words = [word for word in re.findall(r"\w+", question.lower()) if word not in _SAYS_NOTHING.split()]
         asked = " OR ".join(f'"{word}"' for word in words)
         said = self._ids("SELECT rowid FROM words WHERE words MATCH ? ORDER BY bm25(words) LIMIT ?", asked, CANDIDATES)
         scores: dict[int, float] = {}

@@ -5,11 +5,12 @@
     python examples/rag.py docs "What happens when memory runs out?" "Who may use the socket?"
 
 What it shows:
-- Retrieval overlaps generation: the instructions are prefilled while the index is made, and the next question's passages
-  are looked up while this one's answer streams.
+- Retrieval overlaps generation: the instructions are prefilled while the index is made, and the next question's
+  passages are looked up while this one's answer streams.
 - Prefix reuse: passages that the last prompt had keep their place at its start, so the daemon has them in its cache.
 - Prompt lookup: an answer that quotes its passages is drafted from them, at no cost.
-It speaks plain completions, so base models do. A small one quotes badly: look at where it points, not only at what it says.
+It speaks plain completions, so base models do. A small one quotes badly: look at where it points, not only at what it
+says.
 """
 
 from __future__ import annotations
@@ -94,8 +95,8 @@ def told(answer: Completion, found: Found, hidden: bool) -> str:
     )
     speed = "" if timings.tpot_ms is None else f", then {timings.tpot_ms:.0f} ms each"
     return (
-        f"retrieval {found.seconds * 1e3:.0f} ms, {where} | prompt {usage.prompt_tokens} tokens, {usage.cached_tokens} "
-        f"of them remembered | {usage.completion_tokens} tokens, the first after {timings.ttft_ms or 0.0:.0f} ms{speed} "
+        f"retrieval {found.seconds * 1e3:.0f} ms, {where} | prompt {usage.prompt_tokens} tokens, "
+        f"{usage.cached_tokens} of them remembered | {usage.completion_tokens} tokens, the first after {timings.ttft_ms or 0.0:.0f} ms{speed} "
         f"| drafts accepted: {drafts or 'none was made'}"
     )
 

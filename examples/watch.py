@@ -7,8 +7,9 @@
 What it shows:
 - Classes that hold: a JSON schema with an enum, so that a program may act on the answer. Whether the class is right is
   another matter: a small base model guesses.
-- Never in the way: `priority` 2, so that everybody else's steps come first; one request at a time; a queue of a few lines,
-  beyond which lines are counted and not asked about; a daemon that is busy (429, 503) is left alone for as long as it says.
+- Never in the way: `priority` 2, so that everybody else's steps come first; one request at a time; a queue of a few
+  lines, beyond which lines are counted and not asked about; a daemon that is busy (429, 503) is left alone for as long
+  as it says.
 - Lines that differ in their numbers alone are asked about once.
 The file may be rotated, truncated, or not be there yet.
 """
@@ -26,6 +27,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from edge_runtime.client import Client, EdgeRuntimeError
 
@@ -65,28 +67,37 @@ class Line:
 def follow(path: Path, from_start: bool, ended: threading.Event) -> Iterator[Line]:
     """As ``tail -F``: the whole lines of the file of that name, whichever it is at the moment."""
     file, number, part = None, 0, ""
-    while not ended.is_set():
-        try:
-            if file is None:
+    try:
+        while not ended.is_set():
+            if file is None and path.exists():
                 file = path.open(encoding="utf-8", errors="replace")
                 if not from_start:
                     number = sum(1 for _ in file)
                 # A later file of that name is new from its first line.
                 from_start, part = True, ""
-            while text := file.readline():
+            while file is not None and (text := file.readline()):
                 part += text
                 if part.endswith("\n"):
                     number += 1
                     yield Line(number, part.strip())
                     part = ""
-            now, held = path.stat(), os.fstat(file.fileno())
-            if now.st_ino != held.st_ino or now.st_size < file.tell():
+            if file is not None and replaced(path, file):
                 file.close()
                 file, number = None, 0
-                continue
-        except FileNotFoundError:
-            pass  # between two files of that name
-        ended.wait(POLL_S)
+            else:
+                ended.wait(POLL_S)
+    finally:
+        if file is not None:
+            file.close()
+
+
+def replaced(path: Path, file: TextIO) -> bool:
+    """Whether another file has that name now, or this one began anew."""
+    try:
+        now = path.stat()
+    except FileNotFoundError:
+        return False  # between two files: what is still written to this one is read
+    return now.st_ino != os.fstat(file.fileno()).st_ino or now.st_size < file.tell()
 
 
 class Watcher:
@@ -201,7 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--notable is no regular expression: {problem}")
     try:
         with Client(patience_s=0.0) as client:
-            client.health()
+            client.health()  # is there one?
             watcher = Watcher(client, given.notable)
             watch(watcher, given.file, given.from_start, given.until_idle)
     except EdgeRuntimeError as problem:
