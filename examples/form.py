@@ -7,8 +7,8 @@ What it shows:
 - Structure (`response_format`): every turn's answer is the whole form as JSON, null where nothing was said. Braces and
   keys are forced by the schema, and what is forced is a free draft.
 - A budget that is kept: `timeout_ms` has the daemon end a turn that would be late (between two steps), `max_tokens`
-  bounds it, the client waits no longer in any case, and the form stays as it was. The question back to the speaker comes
-  from code, so it never waits for the model.
+  bounds it, the client waits no longer in any case, and the form stays as it was. The question back to the speaker is
+  code's, so it never waits for the model.
 - Doubt: the schema says what an answer looks like, not whether it is true. A small base model makes things up, so a
   value counts only if words of it were said; the rest is told and left out.
 """

@@ -23,8 +23,8 @@ PASSAGE_CHARACTERS = 500
 CANDIDATES = 12
 """Of each of the two searches, before they are ranked again."""
 _SAYS_NOTHING = """
-a an and any are as at be by can do does for from has have how i if in is it its may me my of on or our should so that the
-them then there they this to up was we were what when where which who whose why will with you your
+a an and any are as at be by can do does for from has have how i if in is it its may me my of on or our should so that
+the them then there they this to up was we were what when where which who whose why will with you your
 """
 _TABLES = f"""
 CREATE TABLE IF NOT EXISTS files (path TEXT PRIMARY KEY, digest TEXT NOT NULL);

@@ -89,15 +89,16 @@ def told(answer: Completion, found: Found, hidden: bool) -> str:
     """One line of the daemon's figures."""
     usage, timings = answer.usage, answer.timings
     assert usage is not None and timings is not None
-    where = "beside the last answer" if hidden else "waited for"
-    drafts = ", ".join(
-        f"{source} {one['accepted']} of {one['drafted']}" for source, one in (timings.draft_by_source or {}).items()
-    )
-    speed = "" if timings.tpot_ms is None else f", then {timings.tpot_ms:.0f} ms each"
-    return (
-        f"retrieval {found.seconds * 1e3:.0f} ms, {where} | prompt {usage.prompt_tokens} tokens, "
-        f"{usage.cached_tokens} of them remembered | {usage.completion_tokens} tokens, the first after {timings.ttft_ms or 0.0:.0f} ms{speed} "
-        f"| drafts accepted: {drafts or 'none was made'}"
+    sources = (timings.draft_by_source or {}).items()
+    drafts = ", ".join(f"{source} {one['accepted']} of {one['drafted']}" for source, one in sources)
+    first = f"{usage.completion_tokens} tokens, the first after {timings.ttft_ms or 0.0:.0f} ms"
+    return " | ".join(
+        (
+            f"retrieval {found.seconds * 1e3:.0f} ms, {'beside the last answer' if hidden else 'waited for'}",
+            f"prompt {usage.prompt_tokens} tokens, {usage.cached_tokens} of them remembered",
+            first if timings.tpot_ms is None else f"{first}, then {timings.tpot_ms:.0f} ms each",
+            f"drafts accepted: {drafts or 'none was made'}",
+        )
     )
 
 
