@@ -26,7 +26,7 @@ while IFS= read -r line; do
     'data: {"error":'*) echo "error: ${line#data: }" >&2; exit 1 ;;
     "data: "*)
       if [[ $line =~ \"text\":\"(([^\"\\]|\\.)*)\" ]]; then
-        printf '%b' "${BASH_REMATCH[1]}"
+        printf '%b' "${BASH_REMATCH[1]//\\\"/\"}"  # %b knows all of these but the quote
       elif [[ $line =~ \"completion_tokens\":([0-9]+) ]]; then
         printf '\n[%s tokens]\n' "${BASH_REMATCH[1]}" >&2
       fi ;;

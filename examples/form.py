@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edge_runtime.client import Client, Completion, ConnectionLost, EdgeRuntimeError
+from edge_runtime.client import Client, Completion, EdgeRuntimeError
 
 GRACE_S = 0.1
 """That the daemon is given to say itself that a turn is late."""
@@ -116,7 +116,7 @@ def turn(client: Client, form: dict[str, Any], said: str, budget_ms: int, most_t
     try:
         answer = heard(client, said, budget_ms, most_tokens)
     except EdgeRuntimeError as problem:
-        if problem.status not in (429, 503, 504) and not isinstance(problem, ConnectionLost):
+        if problem.status not in (429, 503, 504) and problem.type != "timeout":
             raise
         took_ms = (time.monotonic() - start_s) * 1e3
         print(f"  given up after {took_ms:.0f} of {budget_ms} ms: {problem}")

@@ -109,13 +109,26 @@ def test_all_examples_are_in_the_readme_and_say_how_they_are_run() -> None:
             assert f"examples/{path.name}" in path.read_text(encoding="utf-8")[:800], path.name
 
 
-@pytest.mark.parametrize("name", ["rag.py docs x", "form.py", "watch.py examples/sample.log", *SCRIPTS])
-def test_without_a_daemon_each_ends_in_one_line(tmp_path: Path, name: str) -> None:
-    needed(f"{SCRIPTS.get(name, 'python')} {name}")
-    command = f"{SCRIPTS[name]} examples/{name} Hi" if name in SCRIPTS else f"python examples/{name}"
-    done = shell(command, str(tmp_path / "none.sock"), stdin=subprocess.DEVNULL)
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_without_a_daemon_a_script_ends_in_one_line(tmp_path: Path, name: str) -> None:
+    needed(f"{SCRIPTS[name]} {name}")
+    done = shell(f"{SCRIPTS[name]} examples/{name} Hi", str(tmp_path / "none.sock"))
     assert done.returncode != 0
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
+
+
+@pytest.mark.parametrize(("name", "arguments"), [("rag", ["docs", "Hi?"]), ("form", []), ("watch", ["x.log"])])
+def test_without_a_daemon_a_program_ends_in_one_line(
+    name: str,
+    arguments: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("EDGE_RUNTIME_SOCKET", str(tmp_path / "none.sock"))
+    assert example(name).main(arguments) == 2
+    done = capsys.readouterr()
+    assert done.err.startswith("error: no daemon answers at ") and done.err.count("\n") == 1 and not done.out
 
 
 # --- retrieval ------------------------------------------------------------------------------------
@@ -164,10 +177,10 @@ def test_only_what_changed_is_embedded_again(shop: Path, tmp_path: Path, embedde
 
 
 def test_passages_know_their_lines(shop: Path) -> None:
-    text = "one\n\n" + "two\n" * 100 + "\n\nthree\n\n" + "4" * 1200
+    text = "one\n\n" + "two\n" * 130 + "\n\nthree\n\n" + "4" * 1200
     found = list(example("passages").passages(text))
-    assert [line for line, _ in found] == [1, 3, 105, 107, 107]
-    assert "".join(part for _, part in found).count("two") == 100
+    assert [line for line, _ in found] == [1, 3, 135, 137, 137]
+    assert "".join(part for _, part in found).count("two") == 130
     assert all(len(part) <= 1000 for _, part in found)
     assert list(example("passages").passages(" \n\n ")) == []
 
