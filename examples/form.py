@@ -149,7 +149,7 @@ def converse(client: Client, lines: Iterable[str], budget_ms: int, most_tokens: 
     return form
 
 
-def main(arguments: Sequence[str] | None = None, lines: Iterable[str] = sys.stdin) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Fills a form from what is said, a line a turn, on stdin.")
     parser.add_argument("--budget-ms", type=int, default=2000, help="of a turn, from its request to its answer")
     parser.add_argument("--max-tokens", type=int, default=96, help="of a turn")
@@ -160,7 +160,7 @@ def main(arguments: Sequence[str] | None = None, lines: Iterable[str] = sys.stdi
             # Ahead of the first turn, which then finds the examples in the cache and the grammar compiled.
             client.complete(PREFIX, max_tokens=1, temperature=0.0, response_format=FORMAT)
         with Client(patience_s=0.0, timeout_s=given.budget_ms / 1e3 + GRACE_S) as client:
-            converse(client, lines, given.budget_ms, given.max_tokens)
+            converse(client, sys.stdin, given.budget_ms, given.max_tokens)
     except EdgeRuntimeError as problem:
         print(f"error: {problem}", file=sys.stderr)
         return problem.exit_code

