@@ -6,6 +6,7 @@ LiteLLM is heavy and pins much, so it is in no other extra than ``router``: with
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from edge_runtime.server.service import Service, Standing
 
 EXAMPLE = Path(__file__).parent.parent / "examples/router/litellm.yaml"
 START_S = 600.0
+KEY = f"sk-{secrets.token_hex(16)}"
 VARIABLES = ("EDGE_BOARD_1", "EDGE_BOARD_2", "LARGER")
 SAID = {"model": "edge", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 32}
 
@@ -66,7 +68,9 @@ class Daemon:
 def proxy(urls: list[str], log: Path) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    environment = {**os.environ, **dict(zip(VARIABLES, urls, strict=True)), "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    told = dict(zip(VARIABLES, urls, strict=True))
+    # And it asks no one on the network for prices.
+    environment = {**os.environ, **told, "LITELLM_MASTER_KEY": KEY, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     program = Path(sys.executable).with_name("litellm")
     command = [program, "--config", EXAMPLE, "--host", "127.0.0.1", "--port", str(port)]
     with log.open("wb") as written:
@@ -86,10 +90,15 @@ def proxy(urls: list[str], log: Path) -> Iterator[str]:
         process.wait()
 
 
-def who(url: str, **more: Any) -> str:
-    answer = httpx.post(f"{url}/v1/chat/completions", json={**SAID, **more}, timeout=START_S)
+def ask(url: str, **more: Any) -> httpx.Response:
+    key = {"authorization": f"Bearer {KEY}"}
+    answer = httpx.post(f"{url}/v1/chat/completions", json={**SAID, **more}, headers=key, timeout=START_S)
     assert answer.is_success, answer.text
-    return str(answer.json()["choices"][0]["message"]["content"])
+    return answer
+
+
+def who(url: str, **more: Any) -> str:
+    return str(ask(url, **more).json()["choices"][0]["message"]["content"])
 
 
 @pytest.mark.skipif(find_spec("litellm") is None, reason="the extra `router` is not installed: no proxy to run")
@@ -105,12 +114,12 @@ def test_a_board_that_is_full_or_gone_costs_a_client_nothing(tmp_path: Path) -> 
             assert {who(url) for _ in range(3)} == {"two"}
             two.stop()
             assert {who(url) for _ in range(3)} == {"larger"}
-            stream = httpx.post(f"{url}/v1/chat/completions", json={**SAID, "stream": True}, timeout=START_S)
+            stream = ask(url, stream=True)
             assert stream.text.rstrip().endswith("data: [DONE]") and '"content":"l' in stream.text
             one.puppet.refusal = None
             time.sleep(11)  # cooldown_time
             assert "one" in {who(url) for _ in range(3)}
             print({d.url: len(d.puppet.asked) for d in (one, two, larger)})
     finally:
-        for daemon in (one, larger):
+        for daemon in (one, two, larger):
             daemon.stop()
