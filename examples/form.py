@@ -28,6 +28,7 @@ from edge_runtime.client import Client, Completion, EdgeRuntimeError
 
 GRACE_S = 0.1
 """That the daemon is given to say itself that a turn is late."""
+CORRECTION = re.compile(r"(no|sorry|actually|make it)\b", re.IGNORECASE)
 NUMBERS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
 
@@ -123,7 +124,8 @@ def turn(client: Client, form: dict[str, Any], said: str, budget_ms: int, most_t
         return took_ms, False
     took_ms = (time.monotonic() - start_s) * 1e3
     values, made_up = believed(answer, said)
-    form.update(values)
+    # What stands is changed by a correction alone: "at seven" is no seven people.
+    form.update({name: value for name, value in values.items() if name not in form or CORRECTION.match(said)})
     print(f"  {took_ms:.0f} of {budget_ms} ms; {told(answer)}")
     if made_up:
         print(f"  left out, since nobody said it: {json.dumps(made_up)}")

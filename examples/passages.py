@@ -7,6 +7,7 @@ SQLite with extensions allowed, which many builds of Python forbid.
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,8 @@ class Embedder(Protocol):
 def load_embedder() -> Embedder:
     import wordllama
 
+    # Importing it turns on the log of the whole program, every HTTP request included.
+    logging.getLogger().setLevel(logging.WARNING)
     # Its package has the files laid out as its cache would: told that this is the cache, it looks no further.
     return wordllama.WordLlama.load(cache_dir=Path(wordllama.__file__).parent, disable_download=True)
 

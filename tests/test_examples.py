@@ -263,16 +263,19 @@ def test_the_form_fills_from_what_was_said_and_from_nothing_else(
     answers = iter(
         [
             '{"people": 4, "day": "Friday", "time": "20:00", "name": "Alan"}',
+            '{"people": 7, "day": null, "time": null, "name": null}',
+            '{"people": 5, "day": null, "time": null, "name": null}',
             '{"people": null, "day": null, "time": "19:00", "name": "Ada"}',
         ]
     )
     puppet.answer = lambda request, sink: say(sink, next(answers))
     with Client(scripted.path) as client:
-        filled = example("form").converse(client, HEARD, 2000, 96)
-    assert filled == {"people": 4, "day": "Friday", "time": "19:00", "name": "Ada"}
+        lines = [HEARD[0], "At seven.", "No, we are five.", HEARD[1]]
+        filled = example("form").converse(client, lines, 2000, 96)
+    assert filled == {"people": 5, "day": "Friday", "time": "19:00", "name": "Ada"}
     out = capsys.readouterr().out
     assert 'nobody said it: {"' in out and "Alan" in out.split("At what time?")[0]
-    assert "Thank you." in out and "2 turns, the longest " in out
+    assert "Thank you." in out and "4 turns, the longest " in out
     assert puppet.asked[-1][0].deadline_s is not None
 
 
