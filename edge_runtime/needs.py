@@ -231,7 +231,7 @@ def weights_read(manifest: Manifest, head: Literal["screened", "full"]) -> int |
     files = set(opened_graphs(model, head))
     products = [of for one in model.graphs if one.file in files for of in one.products]
     scales = sum(FLOAT * of.values // of.block_size for of in products if of.block_size is not None)
-    return sum(_stored(of, of.values) for of in products) + scales or None
+    return sum(stored_bytes(of, of.values) for of in products) + scales or None
 
 
 def _is_lookup(model: Model, name: str) -> bool:
