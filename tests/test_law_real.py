@@ -20,7 +20,7 @@ from edge_runtime.session import Session
 
 TEXT = "The harbour was quiet that morning. The old captain looked at the"
 SAMPLED = SamplingParams(temperature=1.0)
-TRIALS = 160
+TRIALS = 100
 
 
 @pytest.fixture(scope="module")

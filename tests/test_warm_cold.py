@@ -25,7 +25,7 @@ from edge_runtime.scheduler.served import Served
 COUNT = 12
 
 
-@pytest.fixture(scope="module", params=["fp32", "deterministic"])
+@pytest.fixture(scope="module")
 def engine(request: pytest.FixtureRequest) -> Iterator[OrtEngine]:
     bundle = request.getfixturevalue("fp32_bundle" if request.param == "fp32" else "exact_bundle")
     with open_engine(bundle, slots=3, capacity=1024, deterministic=request.param == "deterministic") as engine:
@@ -62,7 +62,10 @@ def _stay() -> None:
 
 
 @pytest.mark.parametrize(
-    ("params", "k"), [(GREEDY, 3), (SamplingParams(temperature=0.8, top_k=32), 0)], ids=["greedy", "seeded"]
+    ("engine", "params", "k"),
+    [("fp32", GREEDY, 3), ("deterministic", SamplingParams(temperature=0.8, top_k=32), 0)],
+    ids=["fp32-greedy", "deterministic-seeded"],
+    indirect=["engine"],
 )
 def test_warm_equals_cold(engine: OrtEngine, system: list[int], params: SamplingParams, k: int) -> None:
     """A repeated prefix, in a slot of its own; a branch of it; and the conversation that goes on with the answer."""
