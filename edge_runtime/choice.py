@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from .cost import Choice, CostTable, HeadMode, best_k, price, step_seconds
 from .estimate import AcceptanceEstimate, observe
+from .feeding import Fed, Feeding
 from .ledger import Ledger, affordable_k
 
 _SPREAD = 16
@@ -96,6 +97,8 @@ class Candidate:
     """As much of that as the ledger has to pay for."""
     going: tuple[float, ...] = ()
     """See ``cost.price``."""
+    feeding: Feeding | None = None
+    """What it is fed, where it has a cache."""
     free: bool = False
     """Whether it is an offer: it cost nothing, and what it goes by grows while it is right."""
 
@@ -149,8 +152,8 @@ class TextMemory:
     """By key; as many as there are kinds of sources."""
     shadows: dict[str, Shadow] = field(default_factory=dict)
     """By key, at most one each."""
-    fed: dict[str, int] = field(default_factory=dict)
-    """Source -> tokens of the text that its cache has."""
+    fed: dict[str, Fed] = field(default_factory=dict)
+    """By source: what its cache has of the text."""
     granted: int = 0
     """Tokens that it may be fed without the ledger's paying."""
     offered: int = 0

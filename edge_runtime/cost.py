@@ -65,6 +65,8 @@ class CostTable:
     """Once per step: acceptance, sampling, the loop."""
     catch_up_s: float = 0.0
     """Per token that the draft did not see while parked, fed in chunks; 0 if it has no cache."""
+    window: int | None = None
+    """Tokens from the end of a text that are enough for the draft; ``None``: it needs all."""
     min_rows: int = 1
     """2 for an engine in its deterministic mode, where a lone row is run as two."""
     branches: int = 0

@@ -214,7 +214,7 @@ class Drafting:
         chance: Callable[[float], float] = as_it_says,
     ) -> Draft | None:
         clock, plan = self._clock, warming.plan
-        context = self._context(session, plan.stop_below, chance)
+        context = replace(self._context(session, plan.stop_below, chance), window=plan.window)
         if plan.branches and self._info.trees:
             spare = min(session.room, self._info.max_rows) - 1 - k
             context = replace(context, branches=max(0, min(plan.branches, spare)))

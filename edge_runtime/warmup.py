@@ -64,7 +64,7 @@ def measure_drafter(target: Engine, drafter: Drafter, clock: Clock = time.perf_c
         if made:
             by_count_s[made] = min(seconds[1:])
     drafter.reset(0)
-    return DraftCosts(by_count_s, min(fed_s[1:], default=0.0))
+    return DraftCosts(by_count_s, min(fed_s[1:], default=0.0), drafter.window)
 
 
 def _text(target: Engine, count: int) -> DraftContext:

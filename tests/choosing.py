@@ -23,12 +23,14 @@ class Named(DraftModel):
         self.name = name
 
 
-def told_costs(table: CostTable, drafts: Mapping[str, tuple[float, float]], min_rows: int = 1) -> StepCosts:
-    """``drafts``: name -> seconds of a drafted token, and of one that is caught up."""
+def told_costs(
+    table: CostTable, drafts: Mapping[str, tuple[float, float]], min_rows: int = 1, window: int | None = None
+) -> StepCosts:
+    """``drafts``: name -> seconds of a drafted token, and of one that is caught up; all with the same ``window``."""
     costs = StepCosts(min_rows)
     costs.prime(MeasuredCosts(dict(enumerate(table.body_s, 1)), dict(enumerate(table.head_s, 1)), 0.0, 0.0))
     for name, (draft_s, catch_up_s) in drafts.items():
-        costs.prime_draft(name, DraftCosts({1: draft_s, 4: 4 * draft_s} if draft_s else {}, catch_up_s))
+        costs.prime_draft(name, DraftCosts({1: draft_s, 4: 4 * draft_s} if draft_s else {}, catch_up_s, window))
     return costs
 
 

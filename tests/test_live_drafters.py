@@ -268,6 +268,31 @@ def test_parked_and_resumed(name: str, parked: int) -> None:
         assert all(step.caught_up == 0 for step in steps), "it has nothing to catch up"
 
 
+@pytest.mark.parametrize("rows", [3, 16])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_text_that_is_entered_in_its_middle(seed: int, rows: int) -> None:
+    """Entered at its end, anew after long pauses, now and then from its beginning: drafts are what the model says."""
+
+    class Windows(Lengths):
+        def plan(self, k_max: int, prompt_tokens: int, kv_len: int, text: TextState) -> LengthPlan:
+            window = None if kv_len % 7 == 0 else 5
+            return replace(super().plan(k_max, prompt_tokens, kv_len, text), window=window)
+
+    target = engine(capacity=400)
+    drafting = FakeMultiToken(HALF, max_rows=rows, capacity=400)
+    drafter = Watched(MultiToken(drafting, target.info), HALF)
+    prompt = [*range(40), *PROMPT]
+    session = Session(target.info, prompt, GREEDY, max_tokens=200)
+    steps = decode(Decoder(target, drafter, Windows(seed, parked=12)), session)
+    assert session.generated.tolist() == greedy_text(MODEL, prompt, 200)
+    fed = [step.caught_up for step in steps if step.caught_up]
+    # All but the last of its entries, which the draft makes.
+    assert drafter.proposals > 20 and fed.count(4) > 1 and max(fed) > 60
+    # The same tokens once more, and other ones in front: what it has of them does not count.
+    other = Session(target.info, [*range(39, -1, -1), *PROMPT], GREEDY, max_tokens=100)
+    decode(Decoder(target, drafter, Windows(seed, parked=12)), other)
+
+
 def test_a_multi_token_drafter_catches_up_in_chunks() -> None:
     class Parking(FixedLength):
         steps = 0

@@ -27,6 +27,7 @@ from edge_runtime.choice import refill_steps as steps_of_a_probe
 from edge_runtime.cost import Choice, CostTable, best_k, step_seconds, stop_below
 from edge_runtime.engines.protocol import Ids
 from edge_runtime.estimate import AcceptanceEstimate, faded, observe, seeded
+from edge_runtime.feeding import Fed, feeding
 
 from ..session import GRAMMAR, PREDICTION, StepResult
 from .costs import StepCosts
@@ -234,17 +235,17 @@ class Chooser:
         table = self.costs.table(ask.kv_len, name, beside)
         assert table is not None  # asked for before
         kept = self._remembered(key, memory, table, most, key.split(" ")[0], None, ask.greedy)
-        fed = memory.fed.get(name, 0)
-        missing = max(0, ask.length - fed - 2)
-        if not missing or not table.catch_up_s:
-            return self._candidate(key, name, kept, table, most)
-        upfront_s, best = missing * table.catch_up_s, self._best(key, kept, table, most)
-        # The whole prompt is no guess's price but an entry fee: due where the answer is expected to win it back.
-        # Steps that are drafted for nothing are not its own, and what is expected of it may not come true.
-        share = _FEE * (1.0 - memory.offered / (memory.choice.step + 1))
-        won_s = share * min(float(ask.left), self._typical) * table.plain_s * max(0.0, 1.0 - 1.0 / best.gain)
-        charged_s = 0.0 if fed == 0 and upfront_s <= won_s else upfront_s
-        return self._candidate(key, name, kept, table, most, upfront_s, charged_s)
+        fed, to_come = memory.fed.get(name, Fed()), min(float(ask.left), self._typical)
+        needs = feeding(fed, ask.length, table, memory.ledger.balance_s, to_come)
+        one = self._candidate(key, name, kept, table, most)
+        charged_s = upfront_s = needs.tokens * table.catch_up_s
+        if table.window is None and not fed.upto:
+            # The whole prompt is no guess's price but an entry fee: due where the answer is expected to win it back.
+            # Steps that are drafted for nothing are not its own, and what is expected of it may not come true.
+            share = _FEE * (1.0 - memory.offered / (memory.choice.step + 1))
+            won_s = share * to_come * table.plain_s * max(0.0, 1.0 - 1.0 / one.best.gain)
+            charged_s = 0.0 if upfront_s <= won_s else upfront_s
+        return replace(one, feeding=needs, upfront_s=upfront_s, charged_s=charged_s)
 
     def _silent(self, name: str, greedy: bool, memory: TextMemory) -> bool:
         kept = memory.sources.get(_key(name, None, greedy))
@@ -257,13 +258,10 @@ class Chooser:
         kept: SourceMemory,
         table: CostTable,
         most: int,
-        upfront_s: float = 0.0,
-        charged_s: float = 0.0,
         free: bool = False,
     ) -> Candidate:
         best, going = self._best(key, kept, table, most), self._going.get(key, ())
-        estimate, state = kept.estimate, kept.state
-        return Candidate(key, source, estimate, table, most, best, state, upfront_s, charged_s, going, free)
+        return Candidate(key, source, kept.estimate, table, most, best, kept.state, going=going, free=free)
 
     def _best(self, key: str, kept: SourceMemory, table: CostTable, most: int) -> Choice:
         going = self._going.get(key, ())
@@ -301,11 +299,12 @@ class Chooser:
         return kept
 
     def _plan(self, decision: SourceDecision, one: Candidate, ask: Ask, memory: TextMemory) -> LengthPlan:
-        threshold = 0.0
+        threshold, window = 0.0, None
         if one.source in self._names:
             if one.upfront_s and not one.charged_s:
                 memory.granted = ask.length
-            memory.fed[one.source] = ask.length
+            if one.feeding is not None:
+                memory.fed[one.source], window = one.feeding.after, one.feeding.window
             worth = max(decision.tokens_per_s, 1.0 / one.table.plain_s)
             threshold = stop_below(decision.k, one.estimate.rates(1)[0], one.table, worth)
         beside = one.table.branches
@@ -318,6 +317,7 @@ class Chooser:
             key=decision.key,
             weight=decision.weight,
             branches=beside,
+            window=window,
         )
 
     # What a step showed
@@ -343,7 +343,8 @@ class Chooser:
             wait = 0.0 if table is None else steps_of_a_probe(table, self._policy)
             kept.state = judged(kept.state, result.accepted > 0, step, wait, self._policy)
         if plan.source in self._names:
-            memory.fed[plan.source] += result.accepted
+            fed = memory.fed[plan.source]
+            memory.fed[plan.source] = replace(fed, upto=fed.upto + result.accepted)
             # Where alternatives stand beside a chain, where it was left says neither how far it went nor what was kept.
             chain = not plan.branches or result.accepted < result.drafted or result.drafted == plan.k
             if plan.stop_below > 0.0 and not plan.branches:

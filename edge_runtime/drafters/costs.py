@@ -43,6 +43,8 @@ class DraftCosts:
     """By the tokens of a draft."""
     catch_up_s: float = 0.0
     """Per token that it has to be fed; 0 for one without a cache."""
+    window: int | None = None
+    """See ``Drafter``."""
 
 
 @dataclass(slots=True)
@@ -51,6 +53,7 @@ class _Draft:
 
     by_count: CostEstimate = field(default_factory=CostEstimate)
     catch_up: CostEstimate = field(default_factory=CostEstimate)
+    window: int | None = None
 
 
 @dataclass(slots=True)
@@ -70,7 +73,7 @@ class _Bucket:
     """Steps of one row since the last of more."""
 
     def copy(self) -> _Bucket:
-        drafts = {name: _Draft(draft.by_count, draft.catch_up) for name, draft in self.drafts.items()}
+        drafts = {name: replace(draft) for name, draft in self.drafts.items()}
         return _Bucket(self.body, self.head, self.overhead, drafts)
 
 
@@ -109,6 +112,7 @@ class StepCosts:
         for count, seconds in costs.by_count_s.items():
             draft.by_count = _primed(draft.by_count, count, seconds)
         draft.catch_up = _primed(draft.catch_up, 1, costs.catch_up_s)
+        draft.window = costs.window
         bucket.tables.clear()
 
     def table(self, kv_len: int, source: str = "", branches: int = 0) -> CostTable | None:
@@ -179,6 +183,7 @@ def _table(bucket: _Bucket, draft: _Draft | None, min_rows: int) -> CostTable:
         draft_fixed_s=fixed_s + overhead.get(_DRAFTED, plain_s) - plain_s,
         overhead_s=plain_s,
         catch_up_s=0.0 if draft is None else draft.catch_up.measured().get(1, 0.0),
+        window=None if draft is None else draft.window,
         min_rows=min_rows,
     )
 

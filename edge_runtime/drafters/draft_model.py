@@ -20,6 +20,7 @@ class DraftModel:
     """A chain of tokens, each chosen by the strategy."""
 
     name = "draft_model"
+    window: int | None = None
 
     def __init__(self, engine: Engine, target: EngineInfo, max_k: int = 16, strategy: Strategy | None = None) -> None:
         """Raises ``VocabularyMismatch`` when the draft could name a token that the target lacks."""
@@ -61,7 +62,7 @@ class DraftModel:
         first = self._cache.catch_up(context, inverse_temperature).head
         assert first is not None  # it was asked for
         begin = _falling(first, inverse_temperature)
-        place = self._cache.kv_len(context.slot)
+        place = self._cache.place(context.slot)
 
         def expand(tokens: tuple[int, ...]) -> tuple[list[int], list[float]]:
             if not tokens:

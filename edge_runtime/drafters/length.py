@@ -30,6 +30,8 @@ class LengthPlan:
     """Trials that the step counts as."""
     branches: int = 0
     """Most alternatives beside the chain, where drafter and engine know such."""
+    window: int | None = None
+    """See ``DraftContext``."""
 
 
 class LengthPolicy(Protocol):

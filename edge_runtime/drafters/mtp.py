@@ -15,6 +15,9 @@ from .draft_model import nearly_full, refuse_vocabulary
 from .protocol import NO_TOKENS, Cacheless, DraftContext, DraftProposal
 from .strategy import AsRequested, Strategy
 
+WINDOW = 12
+"""Tokens from the end of a text that say most of what there is to say: the target's rows know the rest of it."""
+
 
 class MultiToken:
     """Entry i joins token i + 1 with the target's row i, and says what token i + 2 is.
@@ -23,6 +26,7 @@ class MultiToken:
     """
 
     name = "mtp"
+    window = WINDOW
 
     def __init__(self, engine: Engine, target: EngineInfo, max_k: int = 16, strategy: Strategy | None = None) -> None:
         """Raises ``ConfigError`` and ``VocabularyMismatch`` where the two do not fit."""
@@ -35,7 +39,7 @@ class MultiToken:
         self._joined = min(max_k + 1, engine.info.max_rows)
 
     def kv_len(self, slot: int) -> int:
-        """Entries of a slot that were made with true rows."""
+        """The place of a slot's text up to which entries were made with true rows."""
         return self._cache.kv_len(slot)
 
     def warm(self, context: DraftContext) -> int:
@@ -49,7 +53,7 @@ class MultiToken:
             return DraftProposal(NO_TOKENS, None, self.name, refusal)
         chain = Chain(self._strategy, context, most)
         output = cache.catch_up(context, context.params.inverse_temperature)
-        place = cache.kv_len(context.slot)
+        place = cache.place(context.slot)
         while chain.choose(output.head):
             step = StepInput(context.slot, chain.last, place, chain.request(0), last_feed(output))
             output = self._engine.forward(step)

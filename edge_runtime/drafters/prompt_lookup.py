@@ -24,6 +24,7 @@ class PromptLookup:
     """Proposes what followed the most recent earlier place of the longest matching n-gram."""
 
     name = "prompt_lookup"
+    window: int | None = None
 
     def __init__(self, longest: int = 3, shortest: int = 2, max_k: int = 16, also: Sequence[int] = ()) -> None:
         """n-grams of ``shortest`` to ``longest`` tokens, and of those in ``also``, longer and falling: a text in which

@@ -46,6 +46,9 @@ class DraftContext:
     """Who asks: what one client's texts say must not be told another."""
     branches: int = 0
     """Most alternatives beside the chain."""
+    window: int | None = None
+    """Most tokens that the drafter is fed, if it has a ``window``: it begins anew with the last ones rather than catch
+    up with more. ``None``: it goes by the whole text."""
     kv_len: int = 0
     """m, the tokens that the target's cache holds; 0 before it has run the text."""
 
@@ -88,6 +91,11 @@ class Drafter(Protocol):
         """Largest draft; 0 never drafts."""
         ...
 
+    @property
+    def window(self) -> int | None:
+        """Tokens from the end of a text that are enough to draft well from; ``None``: it needs the whole text."""
+        ...
+
     def warm(self, context: DraftContext) -> int:
         """Catch up with tokens that were committed without this drafter; how many it was fed, 0 once it has."""
         ...
@@ -107,6 +115,8 @@ class Drafter(Protocol):
 
 class Cacheless:
     """What a drafter that keeps nothing between two drafts has to say to a change of text."""
+
+    window: int | None = None
 
     def warm(self, context: DraftContext) -> int:
         return 0

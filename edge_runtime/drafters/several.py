@@ -17,6 +17,7 @@ class Several:
         self._by_name = {one.name: one for one in (*free, *models)}
         if len(self._by_name) < len(self.free) + len(self.models):
             raise ValueError("two drafters have one name")
+        self.window: int | None = None
         self.max_k = max((one.max_k for one in self._by_name.values()), default=0)
         self._last: dict[int, Drafter] = {}
         """Slot -> whose proposal was the last."""

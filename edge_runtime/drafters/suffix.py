@@ -51,6 +51,7 @@ class SuffixCache:
     """Proposes what most often followed the longest agreement with the end of the text."""
 
     name = "suffix"
+    window: int | None = None
 
     def __init__(self, tokens: int = 1 << 17, max_k: int = 16, shared: bool = False) -> None:
         """``tokens`` of earlier texts are kept, some 40 bytes each. ``shared``: all clients are one.
