@@ -154,6 +154,10 @@ class TextMemory:
     """By key, at most one each."""
     fed: dict[str, Fed] = field(default_factory=dict)
     """By source: what its cache has of the text."""
+    resting: str = ""
+    """Why the last step was a plain one, while that is not asked again."""
+    rest: int = 0
+    """Steps left of that."""
     granted: int = 0
     """Tokens that it may be fed without the ledger's paying."""
     offered: int = 0
@@ -217,6 +221,12 @@ def decide(
         reason = _parked(candidates, poor)
         return SourceDecision("", "", 0, "batched", reason, text, states, plain.tokens_per_s)
     return _drafting(chosen[0], now, room, text, states, ledger, policy)
+
+
+def rested(text: TextChoice, plain_s: float, policy: KPolicy) -> TextChoice:
+    """After a plain step that nobody decided on."""
+    saved_s = min(text.saved_s + policy.probe_budget * plain_s, _MOST_SAVED * plain_s)
+    return TextChoice(text.step + 1, saved_s, text.deeper_due)
 
 
 def richer(text: TextChoice, won_s: float, plain_s: float, policy: KPolicy) -> TextChoice:

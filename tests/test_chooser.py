@@ -12,9 +12,10 @@ from choosing import Named, choosing, seconds, told_costs
 from test_cost import CPU
 from test_decoder_sampling import LikelyButWrong, chi_square_excess
 
-from edge_runtime.choice import TextChoice, TextMemory
+from edge_runtime.choice import TextChoice, TextMemory, decide
 from edge_runtime.cost import CostTable, step_seconds
 from edge_runtime.decoder import Decoder
+from edge_runtime.drafters import chooser as module
 from edge_runtime.drafters.chooser import Ask, Chooser, Offer
 from edge_runtime.drafters.prompt_lookup import PromptLookup
 from edge_runtime.drafters.protocol import DraftContext, DraftProposal
@@ -180,6 +181,22 @@ def test_a_long_prompt_does_not_silence_a_draft_model_for_good() -> None:
         assert (session.totals.drafted > 50) == drafts
         # Where it does not pay, it was not fed at all.
         assert draft.kv_len(0) > 0 or not drafts
+
+
+def test_a_text_that_drafts_nothing_is_not_thought_about_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a board thinking takes as long as a tenth of a step. An offer is looked at whenever there is one."""
+    asked = []
+    monkeypatch.setattr(module, "decide", lambda *given: asked.append(given) or decide(*given))
+    chooser, memory = Chooser(told_costs(FLAT, {"bad": (0.009, 0.0)}), [("bad", 5)], 5, 31), TextMemory()
+    for step in range(400):
+        plan = chooser.choose(Ask(40, 50 + step, 49 + step, 64, True), [], memory)
+        if plan.k:
+            memory.ledger = replace(memory.ledger, balance_s=-1.0)
+    assert memory.choice.step == 400 and 100 <= len(asked) <= 110
+    offers = [Offer("lookup", np.array([1, 2]), 3)]
+    for step in range(20):
+        chooser.choose(Ask(40, 450 + step, 449 + step, 64, True), offers if step % 2 else [], memory)
+    assert len(asked) >= 110
 
 
 @pytest.mark.parametrize("offered", [0, 40])

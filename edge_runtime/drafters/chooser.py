@@ -6,7 +6,6 @@ estimates are kept by; what others would say is known only once they were paid f
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -21,6 +20,7 @@ from edge_runtime.choice import (
     TextMemory,
     decide,
     judged,
+    rested,
     richer,
 )
 from edge_runtime.choice import refill_steps as steps_of_a_probe
@@ -32,17 +32,8 @@ from edge_runtime.feeding import Fed, feeding
 from ..session import GRAMMAR, PREDICTION, StepResult
 from .costs import StepCosts
 from .length import LengthPlan
+from .priors import blank, first_estimate, key_of
 
-_CLASSES = (2, 3, 4, 8, 16)
-"""Least agreeing tokens of each class of evidence."""
-_PRIORS = (0.3, 0.4, 0.5, 0.6, 0.75, 0.85)
-"""Acceptance that is assumed before anything was seen, without evidence and by its class."""
-_PRIOR, _PREDICTED = 0.6, 0.8
-"""The same of drafters that find nothing but think, and of a client's prediction."""
-_BESIDE = 0.25
-"""Share of rejections that alternatives are assumed to catch."""
-_SAMPLED = 0.8
-"""Share of it where the target draws."""
 _SEEDED = 3.0
 """Trials that what other texts showed counts as in a new one."""
 _HOPE = 1.0
@@ -56,6 +47,8 @@ _TYPICAL = 64.0
 """Tokens of an answer, before any was seen."""
 _FEE = 0.5
 """Of what a model is expected to win in a text: what may be paid to feed it the prompt."""
+_REST = 3
+"""Plain steps that follow one without being decided on, while nobody offers anything: thinking takes time too."""
 _SILENCE = 16
 """Steps for which a drafter that had nothing to say is left alone."""
 _TRIALS = 2
@@ -140,8 +133,8 @@ class Chooser:
 
     def record(self, source: str, greedy: bool, evidence: int | None = None) -> AcceptanceEstimate:
         """What texts so far showed of a source."""
-        key = _key(source, evidence, greedy)
-        return self._records.get(key) or _first(source, evidence, greedy)
+        key = key_of(source, evidence, greedy)
+        return self._records.get(key) or first_estimate(source, evidence, greedy)
 
     def choose(self, ask: Ask, offers: Sequence[Offer], memory: TextMemory) -> LengthPlan:
         """For the next step; ``memory`` is the text's, and is written to."""
@@ -153,6 +146,11 @@ class Chooser:
         if self._trials and offers:
             k = max(1, min(self._trials.pop(0), offers[0].count, ask.room))
             return LengthPlan(k, "batched", f"K={k}: measuring what a step costs", source=offers[0].source)
+        if memory.rest and not offers:
+            memory.rest -= 1
+            memory.choice = rested(memory.choice, table.plain_s, self._policy)
+            self._looks_s += self._look_share * table.plain_s
+            return LengthPlan(0, "batched", memory.resting)
         candidates = [self._offered(ask, offer, memory) for offer in offers]
         candidates += [
             self._model(ask, name, most, memory, beside)
@@ -171,7 +169,9 @@ class Chooser:
         if not decision.k and (again := self._look_again(candidates, table, memory)) is not None:
             reason = f"probe: {again.source} K=1, what a step costs is measured again"
             decision = replace(decision, key=again.key, source=again.source, k=1, head_mode="batched", reason=reason)
+        memory.rest = 0 if decision.k or offers else _REST
         if not decision.k:
+            memory.resting = decision.reason
             return LengthPlan(0, "batched", decision.reason)
         memory.offered += decision.source not in self._names
         return self._plan(decision, next(one for one in candidates if one.key == decision.key), ask, memory)
@@ -223,45 +223,36 @@ class Chooser:
 
     def _offered(self, ask: Ask, offer: Offer, memory: TextMemory) -> Candidate:
         evidence = None if offer.source == PREDICTION else offer.evidence
-        key = _key(offer.source, evidence, ask.greedy)
+        key = key_of(offer.source, evidence, ask.greedy)
         table = self.costs.table(ask.kv_len)
         assert table is not None  # asked for before
         first = _FIRST_REACH if offer.source == PREDICTION else self._k_max
         kept = self._remembered(key, memory, table, min(first, self._free_k), offer.source, evidence, ask.greedy)
-        return self._candidate(key, offer.source, kept, table, min(kept.reach, offer.count), free=True)
+        most = min(kept.reach, offer.count)
+        best = self._best(key, kept, table, most)
+        return Candidate(key, offer.source, kept.estimate, table, most, best, kept.state, free=True)
 
     def _model(self, ask: Ask, name: str, most: int, memory: TextMemory, beside: int) -> Candidate:
-        key = _key(f"{name}+{beside}" if beside else name, None, ask.greedy)
+        key = key_of(f"{name}+{beside}" if beside else name, None, ask.greedy)
         table = self.costs.table(ask.kv_len, name, beside)
         assert table is not None  # asked for before
         kept = self._remembered(key, memory, table, most, key.split(" ")[0], None, ask.greedy)
         fed, to_come = memory.fed.get(name, Fed()), min(float(ask.left), self._typical)
         needs = feeding(fed, ask.length, table, memory.ledger.balance_s, to_come)
-        one = self._candidate(key, name, kept, table, most)
+        best = self._best(key, kept, table, most)
         charged_s = upfront_s = needs.tokens * table.catch_up_s
         if table.window is None and not fed.upto:
             # The whole prompt is no guess's price but an entry fee: due where the answer is expected to win it back.
             # Steps that are drafted for nothing are not its own, and what is expected of it may not come true.
             share = _FEE * (1.0 - memory.offered / (memory.choice.step + 1))
-            won_s = share * to_come * table.plain_s * max(0.0, 1.0 - 1.0 / one.best.gain)
+            won_s = share * to_come * table.plain_s * max(0.0, 1.0 - 1.0 / best.gain)
             charged_s = 0.0 if upfront_s <= won_s else upfront_s
-        return replace(one, feeding=needs, upfront_s=upfront_s, charged_s=charged_s)
+        going, estimate = self._going.get(key, ()), kept.estimate
+        return Candidate(key, name, estimate, table, most, best, kept.state, upfront_s, charged_s, going, needs)
 
     def _silent(self, name: str, greedy: bool, memory: TextMemory) -> bool:
-        kept = memory.sources.get(_key(name, None, greedy))
+        kept = memory.sources.get(key_of(name, None, greedy))
         return kept is not None and memory.choice.step < kept.silent_until
-
-    def _candidate(
-        self,
-        key: str,
-        source: str,
-        kept: SourceMemory,
-        table: CostTable,
-        most: int,
-        free: bool = False,
-    ) -> Candidate:
-        best, going = self._best(key, kept, table, most), self._going.get(key, ())
-        return Candidate(key, source, kept.estimate, table, most, best, kept.state, going=going, free=free)
 
     def _best(self, key: str, kept: SourceMemory, table: CostTable, most: int) -> Choice:
         going = self._going.get(key, ())
@@ -336,7 +327,7 @@ class Chooser:
             # One that stopped by itself, or left the chain for an alternative, gave up what lies behind.
             asked = plan.k
         kept.estimate = observe(kept.estimate, asked, result.accepted, plan.weight)
-        record = self._records.get(plan.key) or _blank(kept.estimate)
+        record = self._records.get(plan.key) or blank(kept.estimate)
         self._records[plan.key] = observe(record, asked, result.accepted)
         if kept.state.probing:
             table = self.costs.table(0)
@@ -364,7 +355,7 @@ class Chooser:
             tried = shadow.matched if right else shadow.matched + 1
             kept = memory.sources[key]
             kept.estimate = observe(kept.estimate, tried, shadow.matched)
-            self._records[key] = observe(self._records.get(key) or _blank(kept.estimate), tried, shadow.matched)
+            self._records[key] = observe(self._records.get(key) or blank(kept.estimate), tried, shadow.matched)
 
     def _went(self, key: str, k: int, drafted: int) -> None:
         going = list(self._going.get(key, ()))
@@ -377,24 +368,6 @@ class Chooser:
         self._going[key] = tuple(going)
 
 
-def _key(source: str, evidence: int | None, greedy: bool) -> str:
-    found = "" if evidence is None else f"/{bisect_right(_CLASSES, evidence)}"
-    return f"{source}{found}" if greedy else f"{source}{found} sampled"
-
-
 def _plain(plan: LengthPlan) -> str:
     """The key without what stands beside a chain."""
-    return _key(plan.source, None, not plan.key.endswith("sampled"))
-
-
-def _first(source: str, evidence: int | None, greedy: bool) -> AcceptanceEstimate:
-    prior = _PREDICTED if source == PREDICTION else _PRIOR
-    if "+" in source:
-        prior += _BESIDE * (1.0 - prior)
-    if evidence is not None:
-        prior = _PRIORS[bisect_right(_CLASSES, evidence)]
-    return AcceptanceEstimate(prior_mean=prior if greedy else prior * _SAMPLED, keep=0.99, fade=0.999)
-
-
-def _blank(estimate: AcceptanceEstimate) -> AcceptanceEstimate:
-    return AcceptanceEstimate(prior_mean=estimate.prior_mean, keep=0.99, fade=0.999)
+    return key_of(plan.source, None, not plan.key.endswith("sampled"))
