@@ -161,12 +161,27 @@ def exists(program: str, command: str, option: str) -> bool:
 
 def ours(text: str) -> Iterator[list[str]]:
     """What is given to our programs in a line of shell: [program, command, argument, ...]."""
-    for part in re.split(r"&&|;|\||\s#|\$\(", text):
-        words = shlex.split(re.sub(r"\[(-[^]]*)\]", r"\1", part).rstrip(")\"' "), posix=True)
+    for words in parts(text):
         for index, word in enumerate(words):
             if word.rpartition("/")[2] in PROGRAMS and _is_typed(words[:index]):
-                yield [word.rpartition("/")[2], *words[index + 1 :]]
+                yield [word.rpartition("/")[2], *(one.strip("[]") for one in words[index + 1 :])]
                 break
+            if "$(" in word:
+                yield from ours(word.partition("$(")[2].rpartition(")")[0])
+
+
+def parts(text: str) -> Iterator[list[str]]:
+    """The simple commands of a line of shell, word by word; comments and where output goes are left out."""
+    lexer = shlex.shlex(text, posix=True, punctuation_chars="|&;>")
+    lexer.whitespace_split, lexer.commenters = True, "#"
+    words: list[str] = []
+    for word in [*lexer, ";"]:
+        if word in ("|", "&&", ";", "||", ";;", "&"):
+            if words:
+                yield words[: words.index(">")] if ">" in words else words
+            words = []
+        else:
+            words.append(word)
 
 
 def refusal(words: list[str]) -> str:
@@ -180,8 +195,6 @@ def refusal(words: list[str]) -> str:
         return f"{program} has no command {rest[0]}"
     context = click.Context(command)
     arguments = [word for word in rest[1:] if word != "..."]
-    if ">" in arguments:
-        arguments = arguments[: arguments.index(">")]
     try:
         given, left, _ = command.make_parser(context).parse_args(arguments)
         for one in command.params:

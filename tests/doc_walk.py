@@ -61,7 +61,7 @@ class Walk:
         _damaged(bundles / "damaged")
         _other(place / "checkpoints/other")
         monkeypatch.chdir(place)
-        monkeypatch.setattr("export.demo.demo_checkpoint", tiny.checkpoint)
+        monkeypatch.setattr("export.demo.demo_checkpoint", lambda progress: tiny.checkpoint())
 
     def run(self, command: Command) -> Done:
         """Once: a page says some twice."""
@@ -116,7 +116,7 @@ class Walk:
         given = read_config(Path(config))
         folder = self.place / "served"
         folder.mkdir()
-        model = tiny_model(folder, capacity=4096)
+        model = tiny_model(folder, capacity=4096, name=Path(given.bundle).name)
         scheduler = Scheduler(model.served, Limits())
         scheduler.start()
         self._opened.callback(scheduler.close)
