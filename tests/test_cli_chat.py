@@ -269,7 +269,7 @@ def test_a_stop_string_and_the_system_message() -> None:
     assert answers(chat("Hi\n", "--max-tokens", "20", "--system", "Be brief.")) != [whole]
 
 
-def test_the_readme_says_what_chat_understands() -> None:
-    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+def test_the_page_says_what_chat_understands() -> None:
+    page = (Path(__file__).parent.parent / "docs/run.md").read_text(encoding="utf-8")
     for word in ("`/reset`", "`/quit`", "`--system`", "Ctrl-C"):
-        assert re.search(re.escape(word), readme)
+        assert re.search(re.escape(word), page)

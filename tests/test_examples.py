@@ -1,4 +1,4 @@
-"""examples/: each is run as the README says and does what its header says, on a real server over a fake engine."""
+"""examples/: each is run as docs/run.md says and does what its header says, on a real server over a fake engine."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import doc_pages
 import jsonschema
 import pytest
 from server_runs import WAIT_S, Puppet, Running, running, say, tiny_model
@@ -32,10 +33,8 @@ HEARD = ["A table for four on Friday, please.", "At seven, for Ada."]
 
 
 def commands() -> list[str]:
-    """Of the README's section, but for what only sets the socket."""
-    section = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## Examples\n", 1)[1].split("\n## ", 1)[0]
-    lines = re.findall(r"^    \$ (.*)$", section.replace("\\\n", " "), re.MULTILINE)
-    return [line for line in lines if not line.startswith(("export EDGE_RUNTIME_SOCKET", "pip install"))]
+    """Of docs/run.md, those that this file runs."""
+    return [one.text for one in doc_pages.commands("docs/run.md") if one.mark == "run by: tests/test_examples.py"]
 
 
 @pytest.fixture(scope="module")
@@ -91,11 +90,11 @@ def needed(command: str) -> None:
             pytest.skip(reason)
 
 
-# --- as the README has them -----------------------------------------------------------------------
+# --- as docs/run.md has them -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("command", commands())
-def test_a_command_of_the_readme(
+def test_a_command_of_the_page(
     run: Running, command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needed(command)
@@ -112,7 +111,7 @@ def test_a_command_of_the_readme(
     assert done.stdout.strip() and "Traceback" not in done.stderr
 
 
-def test_all_examples_are_in_the_readme_and_say_how_they_are_run() -> None:
+def test_all_examples_are_on_the_page_and_say_how_they_are_run() -> None:
     run_there = " ".join(commands())
     for path in EXAMPLES.iterdir():
         if path.suffix in (".py", ".sh", ".mjs") and path.name != "passages.py":

@@ -1,17 +1,15 @@
-"""examples/k3s/ and docs/scale.md: a manifest that fits the daemon it runs; pages whose commands and links are there.
+"""examples/k3s/: a manifest that fits the daemon it runs.
 
 No cluster is asked. What is checked is what would be wrong on any: names that refer to nothing, paths, ports, times.
 """
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from test_bring_up import exists, said
 
 from edge_runtime.config import Config, host_and_port, read_config
 from edge_runtime.server.app import create_app
@@ -19,7 +17,6 @@ from edge_runtime.server.service import Service, Standing
 
 ROOT = Path(__file__).parent.parent
 MANIFEST = ROOT / "examples/k3s/edge-runtime.yaml"
-PAGES = ["docs/scale.md", "examples/k3s/README.md", "examples/router/README.md"]
 GIB = 1 << 30
 
 
@@ -132,11 +129,3 @@ def test_limits_leave_the_daemon_its_budget_and_its_time(
     assert pod["terminationGracePeriodSeconds"] > config.drain_s
     assert pod["securityContext"]["runAsNonRoot"] and not pod["automountServiceAccountToken"]
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_pages_say_what_is_there(page: str) -> None:
-    text = (ROOT / page).read_text(encoding="utf-8")
-    assert {one for one in said(text) if not exists(*one)} == set()
-    for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text):
-        assert ((ROOT / page).parent / target).exists(), target

@@ -16,7 +16,7 @@ from ..weights import Blocks, Region
 MS = "com.microsoft"
 OPSET = 21
 IR_VERSION = 10
-"""Of ONNX 1.16. The operators need more than that: onnxruntime 1.23 or later (README)."""
+"""Of ONNX 1.16. The operators need more than that: onnxruntime 1.23 or later (docs/run.md)."""
 
 _ONNX_DTYPE = {
     "float32": TensorProto.FLOAT,
