@@ -25,6 +25,9 @@ demo: $(VENV)/.demo-stamp ## export a real Gemma 3 270M, then generate plain and
 	@$(BIN)/edge-export demo --output $(BUNDLE)
 	@$(BIN)/edge-runtime demo --bundle $(BUNDLE)
 
+.PHONY: ready
+ready: $(VENV)/.ready-stamp ## install for tests and checks at once, as CI does
+
 .PHONY: test
 test: $(VENV)/.test-stamp ## run the tests
 	@$(BIN)/python -m pytest -q -n 2 --no-loadscope-reorder
@@ -75,6 +78,11 @@ $(VENV)/.check-stamp: pyproject.toml $(STALE)
 	@echo "installing for the checks: ruff, mypy and what the types come from"
 	@$(PIP) install -qq -e '.[export,check]'
 	@touch $@
+
+$(VENV)/.ready-stamp: pyproject.toml $(STALE)
+	@echo "installing for tests and checks: the demo, torch and transformers as the reference, ruff and mypy"
+	@$(PIP) install -qq -e '.[demo,test,check]'
+	@touch $(VENV)/.demo-stamp $(VENV)/.test-stamp $(VENV)/.check-stamp $@
 
 $(VENV)/.bench-stamp: pyproject.toml $(STALE)
 	@echo "installing for the bench: the reference, and llama.cpp (compiled here: some minutes the first time)"

@@ -72,10 +72,14 @@ def measure_parity(
     greedy_tokens: int = 64,
     deterministic: bool = False,
     head: Literal["screened", "full"] = "screened",
+    threads: int = 0,
     reference: Reference | None = None,
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> Parity:
-    """Against ``reference``, or one made from ``checkpoint``. Raises ``ConfigError`` when they cannot be one model."""
+    """Against ``reference``, or one made from ``checkpoint``. ``threads`` of the engine, 0: its own choice.
+
+    Raises ``ConfigError`` when they cannot be one model.
+    """
     model = manifest.model(TARGET)
     if (checkpoint.config.hidden_size, checkpoint.config.num_caches) != (model.hidden_size, len(model.layers)):
         raise ConfigError(f"{checkpoint.path} is not the checkpoint of {directory}: its layers or their size differ")
@@ -87,7 +91,8 @@ def measure_parity(
     reference = reference or Reference(checkpoint)
     wanted = reference.logits(ids[:-1])[:, : model.vocab_size]
     progress("reference", 1, 1)
-    settings = OrtSettings(capacity=min(model.max_context, max(len(ids), 512)), deterministic=deterministic, head=head)
+    capacity = min(model.max_context, max(len(ids), 512))
+    settings = OrtSettings(capacity=capacity, threads=threads, deterministic=deterministic, head=head)
     engine = open_engine(directory, manifest, TARGET, here(manifest), settings)
     try:
         rows = _compare_rows(engine, ids, wanted)

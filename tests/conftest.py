@@ -7,13 +7,13 @@ import os
 # Before anything imports numpy, torch or tokenizers: each reads these once.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
-os.environ.setdefault("OMP_NUM_THREADS", "2")
-# Two workers share the cores; threads that spin while they wait for each other cost tenfold where others work as well.
+# There is a worker for each core.
+os.environ.setdefault("OMP_NUM_THREADS", "1" if "PYTEST_XDIST_WORKER" in os.environ else "2")
+# Where there are more, threads that spin while they wait for each other cost tenfold where others work as well.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import functools
 import importlib.util
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,33 +41,42 @@ if importlib.util.find_spec("hypothesis") is not None:
 
 
 _REAL = ("real_export", "exact_bundle", "fp32_bundle", "reference")
+_GROUPS = ("real", "real tokenizer", "real, in fp32", None)
+"""In the order in which workers take them: what the third one needs, the first has exported by then."""
 
 
 @functools.cache
-def _needs_the_real_model(path: Path, names: tuple[str, ...] = _REAL) -> bool:
+def _needs(path: Path, names: tuple[str, ...]) -> bool:
+    """Whether a file has a fixture of one of these names."""
     source = path.read_text(encoding="utf-8")
     return any(f"{name}:" in source or f'"{name}"' in source for name in names)
 
 
+@functools.cache
+def _group(path: Path) -> str | None:
+    """Files that one worker takes one after the other: what they begin with is dear, and made once a process."""
+    if _needs(path, _REAL):
+        return "real, in fp32" if _needs(path, ("fp32_bundle",)) else "real"
+    return "real tokenizer" if "import model_fixture" in path.read_text(encoding="utf-8") else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What needs the real model first: it is the longest stretch that one worker has to do."""
-    real = {path: _needs_the_real_model(path) for path in {item.path for item in items}}
-    items.sort(key=lambda item: not real[item.path])
+    """The long stretches first, and of them what takes two exports."""
+    paths = {item.path for item in items}
+    keys = {path: (_GROUPS.index(_group(path)), not _needs(path, ("reference",))) for path in paths}
+    items.sort(key=lambda item: keys[item.path])
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Workers take a file at a time; all that needs the real model counts as two, one for each of two workers: exports
-    are few, and none has more to do than the other."""
+    """Workers take a file at a time, or a group of them. All that needs the real model is two groups, one for each of
+    two workers."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             name = nodeid.split("::")[0]
-            path = config.rootpath / name
-            if not _needs_the_real_model(path):
-                return name
-            return "real, in fp32" if _needs_the_real_model(path, ("fp32_bundle",)) else "real"
+            return _group(config.rootpath / name) or name
 
     return ByFile(config, log)
 
@@ -82,26 +91,21 @@ def demo_gguf() -> Path:
 
 @pytest.fixture(scope="session")
 def real_export(demo_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., ExportRun]]:
-    """``real_export(*options)``: the real model by ``edge-export export``, each set of options once a session."""
-    from export_runs import watched_export
+    """``real_export(*options)``: the real model by ``edge-export export``, each set of options once for all workers."""
+    from export_runs import shared_exports
 
-    folder = tmp_path_factory.mktemp("bundles")
-    done: dict[tuple[str, ...], ExportRun] = {}
-
-    def export(*options: str) -> ExportRun:
-        if options not in done:
-            done[options] = watched_export(demo_gguf, folder / f"gemma-{len(done)}", *options)
-            assert done[options].returncode == 0, done[options].stderr
-        return done[options]
-
-    yield export
-    # pytest keeps the folders of three sessions, and these hold gigabytes.
-    shutil.rmtree(folder)
+    base = tmp_path_factory.getbasetemp()
+    # That of a worker lies in the one of the whole run.
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "bundles"
+    with shared_exports(demo_gguf, folder) as export:
+        yield export
 
 
 @pytest.fixture(scope="session")
 def exact_bundle(real_export: Callable[..., ExportRun]) -> Path:
-    return real_export("--precision", "exact").output
+    from export_runs import EXACT
+
+    return real_export(*EXACT).output
 
 
 @pytest.fixture(scope="session")

@@ -22,10 +22,13 @@ ROOT = Path(__file__).parent.parent
 PATIENCE_S = 120.0
 """Only what hangs for good takes that long."""
 
-# The real command line, and an engine that stands still while the file of that name is a pipe (see ``Gate``).
+# The real command line, and an engine that stands still while the file of that name is a pipe (see ``Gate``). A test
+# of an engine that hangs for good may shorten the daemon's patience with it.
 _GATED = """
 import os
 from edge_runtime.engines.ort import OrtEngine
+from edge_runtime.server import daemon
+daemon._ENGINE_PATIENCE_S = float(os.environ.get("TEST_PATIENCE_S", daemon._ENGINE_PATIENCE_S))
 gate, forward = os.environ["TEST_GATE"], OrtEngine.forward
 def gated(self, step):
     try:

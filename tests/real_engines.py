@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from edge_runtime.bundle import read_manifest
+from edge_runtime.bundle import TARGET, read_manifest, write_manifest
 from edge_runtime.engines.ort import OrtEngine, OrtSettings
 from edge_runtime.engines.protocol import Engine, HeadRequest, StepInput
 from edge_runtime.text.tokenizer import Tokenizer
@@ -17,7 +19,10 @@ from edge_runtime.text.tokenizer import Tokenizer
 
 @contextmanager
 def open_engine(bundle: Path, role: str = "target", **settings: Any) -> Iterator[OrtEngine]:
-    engine = OrtEngine(bundle, read_manifest(bundle), role, OrtSettings(**{"capacity": 512, **settings}))
+    """On one thread unless told otherwise: there is a worker for each core, and threads that wait for one that is not
+    running burn what it waits for."""
+    given = OrtSettings(**{"capacity": 512, "threads": 1, **settings})
+    engine = OrtEngine(bundle, read_manifest(bundle), role, given)
     try:
         yield engine
     finally:
@@ -26,6 +31,19 @@ def open_engine(bundle: Path, role: str = "target", **settings: Any) -> Iterator
 
 def prompt_ids(bundle: Path, text: str) -> list[int]:
     return Tokenizer(bundle / read_manifest(bundle).tokenizer.file).encode(text)
+
+
+def without_draft(bundle: Path, place: Path) -> Path:
+    """The same files, linked, but those of its draft model; and a manifest that knows of none."""
+    manifest = read_manifest(bundle)
+    target = manifest.model(TARGET)
+    files = tuple(entry for entry in manifest.files if not entry.name.startswith("draft."))
+    place.mkdir()
+    for entry in files:
+        os.link(bundle / entry.name, place / entry.name)
+    memory = replace(manifest.memory, kv_per_token=target.kv_bytes_per_token)
+    write_manifest(place, replace(manifest, models={TARGET: target}, files=files, memory=memory))
+    return place
 
 
 def greedy_gaps(engine: Engine, prompt: list[int], count: int) -> tuple[list[int], list[float]]:

@@ -97,7 +97,7 @@ def test_the_watchdog_is_fed_while_the_engine_moves_and_starves_while_it_hangs(
             next(chunks)
             gate.hold()
             # What is on its way may still come; then nothing, for several periods.
-            assert running.silence_s(3.0)
+            assert running.silence_s(1.5)
             gate.open()
             running.until("WATCHDOG")
             assert chunks.completion().text
@@ -355,7 +355,8 @@ def test_a_second_signal_ends_at_once(tmp_path: Path, config: Path, gate: Gate, 
 
 def test_an_engine_that_hangs_does_not_keep_it_for_ever(tmp_path: Path, config: Path, gate: Gate) -> None:
     write_config(config, tiny.bundle(), drain_s=0)
-    with daemon(tmp_path, config, gate=gate) as running, running.client() as client:
+    patience = {"TEST_PATIENCE_S": "1"}
+    with daemon(tmp_path, config, gate=gate, environment=patience) as running, running.client() as client:
         running.ready()
         with client.stream_complete("Hi", max_tokens=400) as chunks:
             next(chunks)

@@ -34,23 +34,18 @@ SAMPLED = SamplingParams(temperature=1.0, top_k=64, top_p=0.95)
 
 
 @pytest.fixture(scope="module")
-def itself(real_export: Export) -> Path:
-    """The target drafting for itself: all of its layers, all of its vocabulary."""
-    return real_export("--precision", "exact", "--layers", "18").output
-
-
-@pytest.fixture(scope="module")
 def pruned(real_export: Export) -> Path:
     return real_export("--precision", "exact", "--layers", "14", "--vocab-rows", "32768").output
 
 
 @pytest.mark.parametrize(("params", "seed"), [(GREEDY, None), (SAMPLED, 7)], ids=["greedy", "seeded"])
-def test_a_model_drafting_for_itself_is_accepted(itself: Path, params: SamplingParams, seed: int | None) -> None:
+def test_a_model_drafting_for_itself_is_accepted(exact_bundle: Path, params: SamplingParams, seed: int | None) -> None:
     """Every draft, where both run in the deterministic mode; else all but those at near-ties."""
-    with open_engine(itself, deterministic=True) as target, open_engine(itself, "draft", deterministic=True) as engine:
+    given = {"deterministic": True}
+    with open_engine(exact_bundle, **given) as target, open_engine(exact_bundle, "draft", **given) as engine:
         decoder = Decoder(target, DraftModel(engine, target.info), FixedLength(3), max_head_rows=4)
         for prompt in prompts("open")[:2]:
-            session = Session(target.info, prompt_ids(itself, prompt.text), params, max_tokens=32, seed=seed)
+            session = Session(target.info, prompt_ids(exact_bundle, prompt.text), params, max_tokens=32, seed=seed)
             steps = decode(decoder, session)
             assert sum(step.drafted for step in steps) > 20
             assert all(step.accepted == step.drafted for step in steps)
@@ -67,7 +62,7 @@ def test_a_pruned_draft_is_the_target_s_bytes(pruned: Path) -> None:
 
 
 def test_a_pruned_draft_leaves_the_text_as_it_is(pruned: Path) -> None:
-    bundle = load_bundle(pruned, LoadSettings(drafter="draft", deterministic=True))
+    bundle = load_bundle(pruned, LoadSettings(drafter="draft", deterministic=True, threads=1))
     try:
         text = prompts("open")[0].text
         texts, accepted = [], 0
@@ -81,13 +76,13 @@ def test_a_pruned_draft_leaves_the_text_as_it_is(pruned: Path) -> None:
         bundle.close()
 
 
-def test_frequent_rows_follow_the_corpus(demo_gguf: Path, tmp_path: Path, itself: Path) -> None:
+def test_frequent_rows_follow_the_corpus(demo_gguf: Path, tmp_path: Path, exact_bundle: Path) -> None:
     tokenizer = build_tokenizer_model(open_checkpoint(demo_gguf))
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("压缩空气储能系统的效率取决于热管理。" * 20, encoding="utf-8")
     rows = frequent_rows(1000, 262144, tokenizer, corpus)
     assert len(rows) == 1024 and np.all(np.diff(rows) > 0)
-    wanted = prompt_ids(itself, "压缩空气储能系统的效率取决于热管理。")[1:]
+    wanted = prompt_ids(exact_bundle, "压缩空气储能系统的效率取决于热管理。")[1:]
     assert set(wanted) <= set(rows.tolist())
     assert set(tokenizer.eos_ids) <= set(rows.tolist())
     assert not set(rows.tolist()) & (set(tokenizer.control_ids) - set(tokenizer.eos_ids))
