@@ -103,9 +103,8 @@ def write_model(directory: Path, plan: ModelPlan, recipe: ExportRecipe, progress
     }
     screen = lookup = None
     if _SCREEN in weights and plan.token_ids is None:
-        screen = Screen(
-            f"{plan.role}.screen.onnx", f"{plan.role}.rescore.onnx", screened_rows(plan.vocab_size, candidates)
-        )
+        files = f"{plan.role}.screen.onnx", f"{plan.role}.rescore.onnx"
+        screen = Screen(*files, screened_rows(plan.vocab_size, candidates))
         graphs |= _screen_graphs(plan, graph, spelling, candidates)
     if graph.lookup:
         lookup = Lookup(f"{plan.role}.lookup.onnx", graph.lookup_width)
