@@ -87,7 +87,7 @@ def _measured(report: BatchReport, given: dict[str, Any], quick: bool) -> BatchR
 
 
 def batch_sheets(report: BatchReport) -> Iterator[Sheet]:
-    rows = tuple(
+    steps = tuple(
         (
             str(cell.sessions), str(cell.drafts), f"{1e3 * cell.turns_s:.1f}", f"{1e3 * cell.batch_s:.1f}",
             str(cell.speedup), f"{cell.apart:.1g}", str(cell.other_argmax),
@@ -97,11 +97,11 @@ def batch_sheets(report: BatchReport) -> Iterator[Sheet]:
     yield Sheet(
         f"A step of all sessions, {report.precision}, {report.lanes} lanes, {report.threads} threads, "
         f"{report.context} tokens each",
-        ("sessions", "K", "turns ms", "batch ms", "turns / batch", "apart", "other"), 1, rows,
+        ("sessions", "K", "turns ms", "batch ms", "turns / batch", "apart", "other"), 1, steps,
         f"Medians of {report.rounds} rounds and 95% intervals. apart: largest difference of a candidate's logit; "
         "other: rows with another best token.",
     )  # fmt: skip
-    rows = tuple(
+    ways = tuple(
         (
             str(way.sessions), way.way, way.lengths, " ".join(map(str, way.drafts)), f"{way.tokens_per_s:.1f}",
             str(way.over_turns), f"{way.rejected:.0%}", f"{way.padded:.0%}", f"{way.idle:.0%}", f"{way.first_done:.0%}",
@@ -110,7 +110,7 @@ def batch_sheets(report: BatchReport) -> Iterator[Sheet]:
     )  # fmt: skip
     yield Sheet(
         f"Answers of {report.tokens} tokens, drafts kept at rates of {', '.join(map(str, report.rates))} in turn",
-        ("sessions", "way", "K", "of each", "tok/s", "over turns", "rejected", "padded", "idle", "first"), 4, rows,
+        ("sessions", "way", "K", "of each", "tok/s", "over turns", "rejected", "padded", "idle", "first"), 4, ways,
         "Drafts cost nothing here, and all ways commit the same tokens. own: each session's best K, that way; uniform: "
         "the best one for all; alone: each one's best when taking turns; padded: all lanes as long as the longest. "
         "rejected, padded: shares of rows; idle: lanes that were done before the last; first: when the first answer "
