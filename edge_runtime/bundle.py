@@ -37,6 +37,15 @@ def tree_bias(window: int | None) -> str:
     return "attention_bias" if window is None else f"attention_bias_{window}"
 
 
+MOST_LANES = 16
+"""Of one graph: each has an attention of its own in every layer."""
+
+
+def lane_input(name: str, lane: int) -> str:
+    """Input or output of a body with lanes (``Lanes``) that is one lane's, by its name in the body for one session."""
+    return f"{name}.lane{lane}"
+
+
 @dataclass(frozen=True, slots=True)
 class FileEntry:
     name: str
@@ -58,7 +67,7 @@ class KvLayer:
 class Tensor:
     """One line of the I/O table. A symbolic dimension is a string: rows, capacity, gathered."""
 
-    graph: Literal["stem", "body", "head", "readout", "screen", "rescore", "lookup"]
+    graph: Literal["stem", "body", "lanes", "head", "readout", "screen", "rescore", "lookup"]
     direction: Literal["in", "out"]
     name: str
     dtype: str
@@ -101,6 +110,16 @@ class Lookup:
     graph: str
     width: int
     """Of a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """The body once more, for one step of several sessions: each row meets the matrices once, and each session its own
+    cache. ``Model.io`` shows its first lane; the others are alike (``lane_input``)."""
+
+    graph: str
+    count: int
+    """Sessions of a step at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +230,8 @@ class Model:
     """Graph -> the same with each window one less: before 1.24, onnxruntime's attention on a CPU looks one further."""
     lookup: Lookup | None = None
     """What each token says to every layer (Gemma 4's E models)."""
+    lanes: Lanes | None = None
+    """A second body, which an engine runs in place of the first where steps of several sessions are run as one."""
     graphs: tuple[GraphNeeds, ...] = ()
     """Of each graph of its own but the ``narrow`` ones, which are as their twins; none in bundles of old."""
     dialect: Literal["ort", "tensorrt", "nf4"] = "ort"

@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # the bundle reads its manifest with the help of this module
 _TARGET = "target"
 _LARGEST_SIZE = 1 << 24
 """Of a dimension."""
+_MOST_LANES = 16
 _MOST_BYTES = 1 << 44
 """Of a file, or of all that a graph names: 17 TB."""
 _BITS = (4, 8, 16, 32)
@@ -56,6 +57,7 @@ def _refuse_unlisted(path: Path, manifest: Manifest) -> None:
         used += [model.screen.head, model.screen.readout] if model.screen else []
         used += [name for name in (model.token_ids, model.stem) if name]
         used += [model.lookup.graph] if model.lookup else []
+        used += [model.lanes.graph] if model.lanes else []
         used += model.narrow.values()
         used += [tensor.file for tensor in model.table]
     missing = sorted(set(used) - listed)
@@ -113,6 +115,8 @@ def _of_model(model: Model) -> Iterator[_Range]:
     if table is not None:
         yield "embedding.offset", table.offset, 0, _MOST_BYTES
         yield "embedding.scales_offset", table.scales_offset or 0, 0, _MOST_BYTES
+    if model.lanes is not None:
+        yield "lanes.count", model.lanes.count, 1, _MOST_LANES
     if model.screen is not None:
         yield "screen.rescored", model.screen.rescored, 1, model.vocab_size
 

@@ -11,13 +11,14 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from edge_runtime.bundle import TARGET, EmbeddingTable, Lookup, MappedTensor, Model, Screen, Tensor
+from edge_runtime.bundle import TARGET, EmbeddingTable, Lanes, Lookup, MappedTensor, Model, Screen, Tensor
 from edge_runtime.errors import ConfigError
 
 from .checkpoint import Checkpoint, effective_norm
 from .cut import cut_graph
 from .dialects.ort import Spelling, spell_body, spell_head, spell_lookup
 from .dialects.ort_attention import narrower
+from .dialects.ort_lanes import of_first_lane, with_lanes
 from .dialects.ort_nodes import table_regions
 from .dialects.ort_readout import Rescore, screened_rows, spell_readout, spell_screened_readout
 from .gemma import describe
@@ -96,15 +97,14 @@ def write_model(directory: Path, plan: ModelPlan, recipe: ExportRecipe, progress
     # A reduced head is a table of its own; the embedding keeps all rows, since any token may be fed.
     head_key = ("head",) if plan.token_ids is not None else (Graph.EMBED,)
     candidates = min(recipe.candidates, plan.vocab_size)
-    graphs = _body_graphs(plan, graph, spelling) | {
+    graphs = _body_graphs(plan, graph, spelling, recipe.lanes) | {
         "head": spell_head(graph, replace(spelling, weights={(Graph.EMBED,): weights[head_key]}), plan.vocab_size),
         "readout": spell_readout(plan.vocab_size, candidates, plan.token_ids),
     }
     screen = lookup = None
     if _SCREEN in weights and plan.token_ids is None:
-        screen = Screen(
-            f"{plan.role}.screen.onnx", f"{plan.role}.rescore.onnx", screened_rows(plan.vocab_size, candidates)
-        )
+        files = f"{plan.role}.screen.onnx", f"{plan.role}.rescore.onnx"
+        screen = Screen(*files, screened_rows(plan.vocab_size, candidates))
         graphs |= _screen_graphs(plan, graph, spelling, candidates)
     if graph.lookup:
         lookup = Lookup(f"{plan.role}.lookup.onnx", graph.lookup_width)
@@ -139,19 +139,23 @@ def write_model(directory: Path, plan: ModelPlan, recipe: ExportRecipe, progress
         fan_out=graph.fan_out,
         narrow=_narrow_files(plan, narrow),
         lookup=lookup,
+        lanes=Lanes(f"{plan.role}.lanes.onnx", recipe.lanes) if "lanes" in graphs and recipe.lanes else None,
         graphs=needs_of(plan.role, graphs, table),
     )
     return WrittenModel(model, tuple(model_notes(plan, weights, half)), weights, spelling.ropes)
 
 
-def _body_graphs(plan: ModelPlan, graph: Graph, spelling: Spelling) -> dict[str, onnx.ModelProto]:
+def _body_graphs(
+    plan: ModelPlan, graph: Graph, spelling: Spelling, lanes: int | None
+) -> dict[str, onnx.ModelProto]:
     if plan.stem_of is not None:
         return {}
     halves = None if plan.cut_after is None else cut_graph(graph, plan.cut_after)
-    if halves is None:
-        return {"body": spell_body(graph, spelling)}
-    stem, rest = halves
-    return {"stem": spell_body(stem, spelling), "body": spell_body(rest, spelling)}
+    graphs = {} if halves is None else {"stem": spell_body(halves[0], spelling)}
+    graphs["body"] = spell_body(graph if halves is None else halves[1], spelling)
+    if lanes is not None and plan.role == TARGET:
+        graphs["lanes"] = with_lanes(spell_body(graph, spelling), lanes)
+    return graphs
 
 
 def _narrow_files(plan: ModelPlan, graphs: Iterable[str]) -> dict[str, str]:
@@ -302,8 +306,11 @@ def store_ropes(file: WeightFile, graph: Graph, positions: int, known: Ropes | N
 
 
 def io_table(name: str, proto: onnx.ModelProto) -> Iterator[Tensor]:
+    """Of lanes the first alone: the others are alike."""
     for direction, values in (("in", proto.graph.input), ("out", proto.graph.output)):
         for value in values:
+            if not of_first_lane(value.name):
+                continue
             tensor = value.type.tensor_type
             shape = tuple(d.dim_param or d.dim_value for d in tensor.shape.dim)
             dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import yaml
 
+from edge_runtime.bundle import MOST_LANES
 from edge_runtime.errors import ConfigError
 from edge_runtime.files import read_at_most
 from edge_runtime.schema import structure
@@ -99,6 +100,11 @@ class ExportRecipe:
     trees: bool = _key(
         False, "a target that verifies alternatives side by side; on a CPU, and not with half (attention takes a mask)"
     )
+    lanes: int | None = _key(
+        None,
+        "a second body for steps of so many sessions at once, over the same weights (docs/batch.md); Gemma 2 and 3 for "
+        "onnxruntime, without trees",
+    )
     max_context: int = _key(4096, "longest context the bundle can serve; its rotary tables grow with it")
     candidates: int = _key(64, "C: ids that the engine returns per row with their logits")
     draft: DraftRecipe | None = _key(None, "a second, small model that drafts for the first")
@@ -120,6 +126,10 @@ class ExportRecipe:
             raise ConfigError(f"max_context: {self.max_context} is not a length")
         if self.trees and (self.half or self.precision == "fp16"):
             raise ConfigError("trees: not with half or fp16")
+        if self.lanes is not None and not 2 <= self.lanes <= MOST_LANES:
+            raise ConfigError(f"lanes: from 2 to {MOST_LANES}, not {self.lanes}")
+        if self.lanes is not None and (self.engine != "onnxruntime" or self.trees):
+            raise ConfigError("lanes: only for engine onnxruntime, and not with trees; leave it out")
         if self.engine == NF4:
             _refuse_for_nf4(self)
         if self.mtp_vocab_rows < 1:

@@ -13,6 +13,7 @@ import click
 from ..bench.protocol.plan import LENGTHS
 from ..console import plain_console
 from ..parameters import Place, Written, refuse_useless
+from .bench_batch import measure_batch
 from .bench_claims import PARTS, Wanted, hold_claims
 from .bench_protocol import measure_protocol
 from .laws import law_options, refuse_useless_laws
@@ -21,14 +22,16 @@ _WIDTH = 100
 """Of tables that go into a file."""
 _OF_BOTH = {"bundle", "view", "threads", "rounds", "tokens", "json_path"}
 _OF_PEERS = {"gguf"}
+_OF_BATCH = _OF_BOTH | {"quick"}
 
 
 @click.command()
 @click.option("--bundle", default="bundles/gemma-3-270m", type=Place(), show_default=True, help="Bundle to measure.")
-@click.option("--view", type=click.Choice(["protocol", "claims", *PARTS]), default="protocol", show_default=True,
-              help="protocol: whole answers, plain against drafted, as the source articles measure them. claims: "
-              "against llama.cpp and transformers, by prompt, and through the daemon, with verdicts; or one part of "
-              "it.")  # fmt: skip
+@click.option("--view", type=click.Choice(["protocol", "batch", "claims", *PARTS]), default="protocol",
+              show_default=True,
+              help="protocol: whole answers, plain against drafted, as the source articles measure them. batch: "
+              "several sessions in one step against taking turns. claims: against llama.cpp "
+              "and transformers, by prompt, and through the daemon, with verdicts; or one part of it.")  # fmt: skip
 @click.option("--beside", metavar="DIR", type=Place(),
               help="The same model in another precision: precision and drafting taken apart.")  # fmt: skip
 @click.option("--domains", metavar="A,B", help="Kinds of text.  [default: the articles' five]")
@@ -57,6 +60,10 @@ def bench(said: click.Context, /, **given: Any) -> None:
     """Measure whole answers on this machine, plain against drafted; or hold what the project claims."""
     view = given["view"]
     console = plain_console(None if sys.stdout.isatty() else _WIDTH)
+    if view == "batch":
+        refuse_useless(said, "--view batch", set(given) - _OF_BATCH)
+        measure_batch(given, console)
+        return
     if view == "protocol":
         refuse_useless(said, "--view protocol", _OF_PEERS)
         refuse_useless_laws(said, given)

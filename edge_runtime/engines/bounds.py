@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .protocol import EngineInfo, HeadRequest, Ids, StepInput
 
 
@@ -12,6 +14,25 @@ def refuse_step(step: StepInput, info: EngineInfo) -> None:
         raise ValueError(f"slot {step.slot} of {info.slots}, {count} rows of at most {info.max_rows}")
     if not 0 <= step.position <= info.capacity - count:
         raise ValueError(f"tokens [{step.position}, {step.position + count}) leave a slot of {info.capacity}")
+
+
+def refuse_lanes(steps: Sequence[StepInput], info: EngineInfo, most_head_rows: int) -> None:
+    """Lanes that share a slot, are more or longer than fit, or ask for what lanes do not do. Raises ``ValueError``."""
+    for step in steps:
+        refuse_step(step, info)
+        if step.parents is not None or step.hidden is not None:
+            raise ValueError("no trees and no hidden rows in lanes")
+        if step.head is not None:
+            refuse_head(step.head, len(step.tokens), most_head_rows)
+    slots = [step.slot for step in steps]
+    if not 1 <= len(slots) <= info.lanes or len(set(slots)) < len(slots):
+        raise ValueError(f"slots {slots}: 1 to {info.lanes} of them, all different")
+    rows = sum(max(len(step.tokens), info.min_rows) for step in steps)
+    heads = [max(step.head.stop - step.head.first, info.min_rows) for step in steps if step.head is not None]
+    # A lone step is padded whatever it asked for.
+    if len(steps) > 1 and (rows > info.max_rows or sum(heads) > most_head_rows):
+        most = f"at most {info.max_rows} and {most_head_rows}"
+        raise ValueError(f"{rows} rows and {sum(heads)} head rows of {len(steps)} lanes: {most}")
 
 
 def refuse_tokens(tokens: Ids, rows: int) -> None:

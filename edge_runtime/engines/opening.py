@@ -71,6 +71,8 @@ def open_engine(
     that are not built or of another machine), ``OutOfBudget`` and ``EngineError``.
     """
     chosen = chosen_backend(manifest, role, backend, str(directory))
+    if settings.lanes and chosen != "onnxruntime":
+        raise ConfigError(f"steps of several sessions at once: backend onnxruntime has them, {chosen} does not")
     if chosen == "onnxruntime":
         return OrtEngine(directory, manifest, role, settings, target if isinstance(target, OrtEngine) else None)
     if chosen == "nf4":

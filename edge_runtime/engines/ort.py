@@ -7,23 +7,37 @@ one cached binding per slot; a step writes three small host arrays and runs.
 
 from __future__ import annotations
 
+import itertools
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..bundle import TARGET, TREE_ROWS, Manifest, Model
 from ..errors import ConfigError, EngineError
-from .bounds import refuse_head, refuse_path, refuse_prefix, refuse_slot, refuse_step, refuse_tokens
+from .bounds import refuse_head, refuse_lanes, refuse_path, refuse_prefix, refuse_slot, refuse_step, refuse_tokens
 from .ort_bindings import Bindings, BoundReadout
+from .ort_lanes import LaneBindings
 from .ort_memory import Arrays, bind_host
 from .ort_replay import Replays
 from .ort_session import Sessions, map_table, open_sessions, refuse_missing_provider
 from .ort_settings import OrtSettings as OrtSettings
-from .protocol import EngineInfo, Floats, HeadOutput, HeadRequest, Ids, StepInput, StepOutput
+from .protocol import EngineInfo, Floats, HeadOutput, HeadRequest, Ids, LanesOutput, StepInput, StepOutput
 from .token_ids import head_rows, read_token_ids
 
 if TYPE_CHECKING:
     import onnxruntime
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """Rows that were read out together, of which the first ``pad`` are nobody's."""
+
+    readout: BoundReadout
+    first_logits: int
+    pad: int
+    count: int
 
 
 class OrtEngine:
@@ -58,6 +72,7 @@ class OrtEngine:
             keeps_hidden=settings.keeps_hidden,
             fan_out=model.fan_out,
             # Whether rows are the same bits whatever stands beside them was shown for chains only.
+            lanes=model.lanes.count if settings.lanes and model.lanes else 0,
             trees=model.trees and settings.device == "cpu" and not settings.deterministic,
         )
         self._cuda = settings.device == "cuda"
@@ -69,16 +84,19 @@ class OrtEngine:
         self._bindings = Bindings(model, screen, self._arrays, self._sessions)
         # A gather of coded rows reads whatever lies there for an id that is none (measured with onnxruntime 1.23 on).
         self._embedded = manifest.models.get(TARGET, model).vocab_size
-        self._last_readout: BoundReadout | None = None
+        self._lanes = LaneBindings(model, self._arrays, self._sessions.body) if settings.lanes else None
+        self._reads: list[_Read] = []
+        """Of ``logits``: what was read out last."""
         self._rows = 0
         """Of hidden rows that the last forward made."""
-        self._first_logits_row = 0
 
     @property
     def info(self) -> EngineInfo:
         return self._info
 
     def forward(self, step: StepInput) -> StepOutput:
+        if self._lanes is not None:
+            return self.forward_lanes((step,)).steps[0]
         count = len(step.tokens)
         info = self._info
         refuse_step(step, info)
@@ -109,30 +127,93 @@ class OrtEngine:
         feed = arrays.feed.host(count) if self._bindings.feeds and arrays.feed is not None else None
         return StepOutput(head, hidden, feed)
 
+    def forward_lanes(self, steps: Sequence[StepInput]) -> LanesOutput:
+        """As ``LanesEngine``. Raises ``ValueError`` for an engine without lanes."""
+        if self._lanes is None:
+            raise ValueError("an engine without lanes")
+        info, arrays = self._info, self._arrays
+        refuse_lanes(steps, info, self._settings.max_head_rows)
+        counts = [max(len(step.tokens), info.min_rows) for step in steps]
+        firsts = [0, *itertools.accumulate(counts)]
+        for step, first, count in zip(steps, firsts, counts, strict=False):
+            refuse_tokens(step.tokens, self._embedded)
+            arrays.ids[0, first : first + count] = 0
+            arrays.ids[0, first : first + len(step.tokens)] = step.tokens
+        slots = tuple(step.slot for step in steps)
+        self._run(self._sessions.body, self._lanes.bind(slots, [step.position for step in steps], counts), ())
+        # Behind the last lane's own rows there is nothing that anybody may read.
+        self._rows = firsts[-2] + len(steps[-1].tokens)
+        hidden = arrays.hidden.host(firsts[-1])
+        own = [hidden[first : first + len(step.tokens)] for step, first in zip(steps, firsts, strict=False)]
+        for step, rows in zip(steps, own, strict=True):
+            arrays.kept.write(step.slot, step.position, rows)
+        heads = self._lane_heads(steps, hidden, firsts)
+        outputs = tuple(StepOutput(head, rows) for head, rows in zip(heads, own, strict=True))
+        return LanesOutput(outputs, tuple(firsts[:-1]))
+
+    def _lane_heads(self, steps: Sequence[StepInput], hidden: Floats, firsts: Sequence[int]) -> list[HeadOutput | None]:
+        """One head for the rows of all lanes; readouts one by one, since each lane has its temperature."""
+        picked, start = self._arrays.picked, 0
+        assert picked is not None  # it goes with lanes
+        spans: list[tuple[int, int, int] | None] = []
+        for step, begin in zip(steps, firsts, strict=False):
+            if step.head is None:
+                spans.append(None)
+                continue
+            first, stop, pad = self._padded(step.head)
+            picked.host(stop - first, start)[:] = hidden[begin + first : begin + stop]
+            spans.append((start, stop - first, pad))
+            start += stop - first
+        self._reads.clear()
+        if start:
+            self._run(self._sessions.head, self._bindings.picked_head(start), ())
+        found: list[HeadOutput | None] = []
+        for step, span in zip(steps, spans, strict=True):
+            if step.head is None or span is None:
+                found.append(None)
+                continue
+            first, count, pad = span
+            found.append(self._read(step.head, self._bindings.picked_readout(first, count), first, pad))
+        return found
+
+    def _padded(self, request: HeadRequest) -> tuple[int, int, int]:
+        """(first, stop, rows before the first that was asked for): the deterministic mode pads a lone head row with a
+        neighbour; row 1 may be the padded one."""
+        first, stop = request.first, request.stop
+        if stop - first >= self._info.min_rows:
+            return first, stop, 0
+        return (first - 1, stop, 1) if first > 0 else (first, stop + 1, 0)
+
     def head(self, request: HeadRequest) -> HeadOutput:
-        first, stop, pad = request.first, request.stop, 0
         refuse_head(request, self._rows, self._settings.max_head_rows)
-        if stop - first < self._info.min_rows:
-            # The deterministic mode pads a lone head row with a neighbour.
-            first, stop, pad = (first - 1, stop, 1) if first > 0 else (first, stop + 1, 0)  # row 1 is the padded one
+        first, stop, pad = self._padded(request)
         count = stop - first
         self._run(self._sessions.head, self._bindings.head(first, count), (), self._replays.get(first, count, "head"))
-        self._first_logits_row = pad
-        readout = self._bindings.readout(first, count)
-        arrays = self._arrays
+        self._reads.clear()
+        return self._read(request, self._bindings.readout(first, count), 0, pad)
+
+    def _read(self, request: HeadRequest, readout: BoundReadout, first_logits: int, pad: int) -> HeadOutput:
+        """Logits from ``first_logits`` on, of which the first ``pad`` rows are nobody's."""
+        arrays, count = self._arrays, request.stop - request.first
         arrays.inverse_temperature[...] = request.inverse_temperature
         if request.gather_ids is not None:
             rows = head_rows(self._token_ids, request.gather_ids, self._info.vocab_size)
             arrays.gather_rows[pad : pad + len(rows), 0] = rows
         self._run(self._sessions.readout, readout.binding, ("inverse_temperature", "gather_rows"))
-        self._last_readout = readout
-        return readout.cut(pad, request.stop - request.first, request.gather_ids is not None)
+        self._reads.append(_Read(readout, first_logits, pad, count))
+        return readout.cut(pad, count, request.gather_ids is not None)
 
     def logits(self, row: int) -> Floats:
-        index = self._first_logits_row + row
-        logits: Floats = self._arrays.logits.host(1, index)[0]
-        readout = self._last_readout
-        if readout is not None and readout.rescored_rows is not None and readout.rescored_logits is not None:
+        for read in self._reads:
+            if row < read.count:
+                break
+            row -= read.count
+        else:
+            raise ValueError("a row that the last head did not read out")
+        index = read.pad + row
+        logits: Floats = self._arrays.logits.host(1, read.first_logits + index)[0]
+        readout = read.readout
+        if readout.rescored_rows is not None and readout.rescored_logits is not None:
             logits = logits.copy()
             logits[readout.rescored_rows[index]] = readout.rescored_logits[index]
         return logits
@@ -158,7 +239,7 @@ class OrtEngine:
 
     def close(self) -> None:
         """Free the sessions; closing twice is harmless, any other call afterwards an error."""
-        for name in ("_bindings", "_sessions", "_table", "_arrays"):
+        for name in ("_lanes", "_reads", "_bindings", "_sessions", "_table", "_arrays"):
             self.__dict__.pop(name, None)
 
     def _take_hidden(self, given: Floats | None, count: int, rows: int) -> None:
@@ -207,6 +288,10 @@ def _refuse(role: str, model: Model, settings: OrtSettings) -> None:
         )
     if settings.threads > (most := 4 * (os.cpu_count() or 1)):
         raise ConfigError(f"{settings.threads} threads: at most {most} on this machine")
+    if settings.lanes and (model.lanes is None or settings.device != "cpu"):
+        raise ConfigError(
+            "steps of several sessions at once need a bundle exported with `lanes: N` in its recipe, and the CPU"
+        )
     refuse_missing_provider(settings.device)
     if settings.device == "cuda" and model.kv_dtype != "float16":
         # CUDA has no float32 attention over a cache: the CPU would run it, and copy the cache every step.

@@ -9,12 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..bundle import Model, Screen
-from .ort_memory import Arrays, bind_host
+from .ort_memory import Arrays, Buffer, bind_host
 from .ort_session import Sessions
 from .protocol import Floats, HeadOutput
 
 if TYPE_CHECKING:
     import onnxruntime
+
+
+_PICKED = -1
+"""In place of a first row: rows of several lanes, picked from a forward."""
+_MOST_PICKED = 128
+"""Readouts of such rows that stay bound; each has a few kilobytes a row of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,7 @@ class Bindings:
         self._forwards: dict[tuple[int, int], tuple[BoundRun, ...]] = {}
         self._heads: dict[tuple[int, int], onnxruntime.IOBinding] = {}
         self._readouts: dict[tuple[int, int], BoundReadout] = {}
+        self._picked: dict[tuple[int, int], BoundReadout] = {}
         self.feeds = "feed" in self._names("body", "out")
         """Whether the body says what the target's next rows would be."""
 
@@ -77,13 +84,31 @@ class Bindings:
     def head(self, first: int, count: int) -> onnxruntime.IOBinding:
         found = self._heads.get((first, count))
         if found is None:
-            found = self._heads[(first, count)] = self._bind_head(first, count)
+            found = self._heads[(first, count)] = self._bind_head(self._arrays.hidden, first, count)
         return found
 
     def readout(self, first: int, count: int) -> BoundReadout:
         found = self._readouts.get((first, count))
         if found is None:
-            found = self._readouts[(first, count)] = self._bind_readout(first, count)
+            found = self._readouts[(first, count)] = self._bind_readout(self._arrays.hidden, first, count, 0)
+        return found
+
+    def picked_head(self, count: int) -> onnxruntime.IOBinding:
+        """Of the first ``count`` rows that were picked."""
+        found = self._heads.get((_PICKED, count))
+        if found is None:
+            assert self._arrays.picked is not None  # it goes with lanes
+            found = self._heads[(_PICKED, count)] = self._bind_head(self._arrays.picked, 0, count)
+        return found
+
+    def picked_readout(self, first: int, count: int) -> BoundReadout:
+        """Of picked rows, whose logits lie at the same rows of their buffer."""
+        found = self._picked.get((first, count))
+        if found is None:
+            if len(self._picked) == _MOST_PICKED:
+                self._picked.clear()
+            assert self._arrays.picked is not None
+            found = self._picked[(first, count)] = self._bind_readout(self._arrays.picked, first, count, first)
         return found
 
     def _names(self, graph: str, direction: str) -> frozenset[str]:
@@ -144,17 +169,17 @@ class Bindings:
         else:
             twin.bind(binding.bind_input, name, array.shape)
 
-    def _bind_head(self, first: int, count: int) -> onnxruntime.IOBinding:
+    def _bind_head(self, hidden: Buffer, first: int, count: int) -> onnxruntime.IOBinding:
         arrays, model = self._arrays, self._model
         binding = self._sessions.head.io_binding()
-        arrays.hidden.bind(binding.bind_input, "hidden", (count, model.hidden_size), first_row=first)
+        hidden.bind(binding.bind_input, "hidden", (count, model.hidden_size), first_row=first)
         arrays.logits.bind(binding.bind_output, "logits", (count, model.head_rows))
         return binding
 
-    def _bind_readout(self, first: int, count: int) -> BoundReadout:
+    def _bind_readout(self, hidden: Buffer, first: int, count: int, first_logits: int) -> BoundReadout:
         arrays, model = self._arrays, self._model
         binding = self._sessions.readout.io_binding()
-        arrays.logits.bind(binding.bind_input, "logits", (count, model.head_rows))
+        arrays.logits.bind(binding.bind_input, "logits", (count, model.head_rows), first_row=first_logits)
         self._bind_small(binding, "inverse_temperature", arrays.inverse_temperature)
         self._bind_small(binding, "gather_rows", arrays.gather_rows[:count])
         output = HeadOutput(
@@ -166,7 +191,7 @@ class Bindings:
         )
         rescored_rows = rescored_logits = None
         if self._screen is not None or self._reads_hidden:
-            arrays.hidden.bind(binding.bind_input, "hidden", (count, model.hidden_size), first_row=first)
+            hidden.bind(binding.bind_input, "hidden", (count, model.hidden_size), first_row=first)
         if self._screen is not None:
             rescored_rows = np.zeros((count, self._screen.rescored), np.int64)
             rescored_logits = np.zeros((count, self._screen.rescored), np.float32)

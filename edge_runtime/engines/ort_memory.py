@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..bundle import Model
+from ..bundle import KvLayer, Model
 from ..errors import EngineError
 from ..resident import give_pages_back
 from .kept_rows import KeptRows
@@ -115,6 +115,9 @@ class Arrays:
         self.inverse_temperature = np.ones((), np.float32)
         self.gather_rows = np.zeros((settings.max_head_rows, 1), np.int64)
         self.hidden = Buffer((rows * model.fan_out, model.hidden_size), np.float32, device)
+        most = max(settings.max_head_rows, 2)
+        self.picked = Buffer((most, model.hidden_size), np.float32, device) if settings.lanes else None
+        """Hidden rows of several lanes that are read out at one go."""
         self.logits = Buffer((settings.max_head_rows, model.head_rows), np.float32, device)
         self.hidden_in: Floats | None = None
         self.feed: Buffer | None = None
@@ -187,16 +190,16 @@ def _zeros(shape: tuple[int, ...], dtype: type[Any], paid: str) -> NDArray[Any]:
 
 def _own_cache(model: Model, settings: OrtSettings) -> list[list[KvPair]]:
     # One spare position for the padded row of the deterministic mode.
-    capacity = settings.capacity + 1
-    dtype = np.float32 if model.kv_dtype == "float32" else np.float16
-
-    def buffer(heads: int, dim: int) -> Buffer:
-        return Buffer((1, heads, capacity, dim), dtype, settings.device, settings.cache)
-
+    capacity, device, paid = settings.capacity + 1, settings.device, settings.cache
     return [
-        [(buffer(kv.kv_heads, kv.head_dim), buffer(kv.kv_heads, kv.head_dim)) for kv in model.layers]
-        for _ in range(settings.slots)
+        [cache_pair(kv, capacity, model.kv_dtype, device, paid) for kv in model.layers] for _ in range(settings.slots)
     ]
+
+
+def cache_pair(kv: KvLayer, capacity: int, kv_dtype: str, device: str, paid: str = "as-used") -> KvPair:
+    """Keys and values of one layer and one slot."""
+    dtype, shape = np.float32 if kv_dtype == "float32" else np.float16, (1, kv.kv_heads, capacity, kv.head_dim)
+    return Buffer(shape, dtype, device, paid), Buffer(shape, dtype, device, paid)
 
 
 def _shared_cache(layers: tuple[int, ...], target: Arrays | None) -> list[list[KvPair]]:

@@ -59,8 +59,9 @@ def open_sessions(
     screen = model.screen if settings.head == "screened" else None
     # The head first: its table is the largest mapping, and peak memory is what sinks an 8 GB board.
     head = session(screen.head if screen else model.head, replayed=True)
-    stem = None if model.stem is None else session(model.stem, shared=table, replayed=True)
-    body = session(model.body, shared=table, replayed=True)
+    lanes = model.lanes if settings.lanes else None
+    stem = None if model.stem is None or lanes else session(model.stem, shared=table, replayed=True)
+    body = session(lanes.graph if lanes else model.body, shared=table, replayed=True)
     readout = session(screen.readout if screen else model.readout, shared=table if screen else {})
     # What is only looked up stays on the host, whatever the device.
     lookup = None if model.lookup is None else session(model.lookup.graph, replace(settings, device="cpu"))

@@ -23,6 +23,8 @@ class OrtSettings:
     """Never run a lone row: results then do not depend on how many rows run together (ARCHITECTURE.md)."""
     head: Literal["screened", "full"] = "screened"
     """Screened: the coarse table first, where the bundle has one (see ``bundle.Screen``)."""
+    lanes: bool = False
+    """Run the body with lanes in place of the plain one: ``LanesEngine``, on the CPU."""
     device: Literal["cpu", "cuda"] = "cpu"
     gpu_memory_bytes: int | None = None
     """Most that the CUDA arena of a session may hold: activations, since weights and caches lie outside it."""

@@ -7,6 +7,7 @@ nothing is trimmed, cropped or copied.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -41,6 +42,8 @@ class EngineInfo:
     """Whether the hidden rows of a slot stay behind its cache entries, for such drafters."""
     fan_out: int = 1
     """Hidden rows that a forward makes of each token: more than one where parallel heads say several next tokens."""
+    lanes: int = 0
+    """Slots that one step may serve, where the engine is a ``LanesEngine``."""
     trees: bool = False
     """Whether a forward may run alternatives side by side (``StepInput.parents``)."""
 
@@ -154,3 +157,26 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LanesOutput:
+    steps: tuple[StepOutput, ...]
+    """Of each lane, in the order asked for; views, valid until the next call that is no ``logits``."""
+    first_rows: tuple[int, ...]
+    """Where each lane's hidden rows begin, for ``head``; the full rows of ``logits`` are those read out so far by the
+    steps, lane behind lane."""
+
+
+class LanesEngine(Engine, Protocol):
+    """An engine that serves several slots in one step, whose matrices are then read once.
+
+    What a lane gives is what ``forward`` gives for its step alone: to the same bits in the deterministic mode, else up
+    to near-ties (docs/batch.md). Commit and rollback are each caller's own, as ever: a smaller position.
+    """
+
+    def forward_lanes(self, steps: Sequence[StepInput]) -> LanesOutput:
+        """1 to ``info.lanes`` steps of different slots, no trees; all rows together at most ``info.max_rows``, where a
+        lane counts as ``info.min_rows`` at least, and likewise the head's rows.
+        """
+        ...

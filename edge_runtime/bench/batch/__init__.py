@@ -1,0 +1,1 @@
+"""Steps of several sessions as one batch, against taking turns."""
