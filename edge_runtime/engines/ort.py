@@ -8,6 +8,7 @@ one cached binding per slot; a step writes three small host arrays and runs.
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,6 +61,8 @@ class OrtEngine:
             # Whether rows are the same bits whatever stands beside them was shown for chains only.
             trees=model.trees and settings.device == "cpu" and not settings.deterministic,
         )
+        self.ran_s = 0.0
+        """Seconds that graphs ran so far: what is beside them is ours."""
         self._cuda = settings.device == "cuda"
         self._replays = Replays(settings)
         self._table = {} if self._cuda else _shared_table(directory, model, settings, target)
@@ -183,8 +186,10 @@ class OrtEngine:
         if self._cuda:
             for name in pushed:
                 self._arrays.push(name)
+        started = time.perf_counter()
         try:
             session.run_with_iobinding(binding, options)
+            self.ran_s += time.perf_counter() - started
         except Exception as problem:  # onnxruntime raises its own classes, unrelated to each other
             raise EngineError(f"onnxruntime: {str(problem).splitlines()[0]}") from problem
 
