@@ -106,9 +106,9 @@ def test_the_coin_of_a_place_is_the_same_for_every_k_and_falls_as_it_should() ->
     made.feed(0, 190)
     firsts: dict[int, list[int]] = {}
     for k in KS:
-        found = [made.round(context, [Kind(k, 0.7)], 0)[0].accepted for context in range(20, 120)]
+        found = [made.round(context, [Kind(k, 0.7)], 0)[0].accepted for context in range(20, 180, 4)]
         firsts[k] = [min(accepted, 1) for accepted in found]
-    assert 0.5 < sum(firsts[1]) / 100 < 0.9
+    assert 0.5 < sum(firsts[1]) / 40 < 0.9
     # Steps begin at the same places where the uncounted one before them kept as much.
     assert firsts[1] == firsts[3]
 
@@ -210,7 +210,7 @@ def test_it_shows_writes_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(bench_growth, "measure_sessions", stop)
     stopped = growth("--json", str(path))
     assert stopped.exit_code == 130, stopped.output
-    assert "8192 and 22 tokens of steps do not fit the 4096 of bundle" in " ".join(stopped.stderr.split())
+    assert "8192 and 21 tokens of steps do not fit the 4096 of bundle" in " ".join(stopped.stderr.split())
     before = read_report(path)
     assert before.context is not None and before.sessions is None and not before.complete
     monkeypatch.setattr(bench_growth, "measure_sessions", real)
@@ -224,8 +224,8 @@ def test_it_shows_writes_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert {(run.sessions, run.way) for run in runs} == {(n, way) for n in (1, 2) for way in ("plain", "drafted")}
     assert all(run.window_tokens >= 7 and run.ttft_s > 0 for run in runs)
     assert all(step.ran_s is not None and 0 < step.ran_s < step.total_s for step in after.context.steps)
-    for words in ("Context", "Sessions that take turns", "Models", "Speed-up of drafts, replayed at a set acceptance, "
-                  "not text", "What of a step is our own code"):  # fmt: skip
+    for words in ("Context", "Sessions that take turns", "Models", "Replayed at a set acceptance, not text",
+                  "What of a step is our own code"):  # fmt: skip
         assert words in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 100
     outline = Outline(html.read_text(encoding="utf-8"))
@@ -240,7 +240,7 @@ def test_it_shows_writes_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.usefixtures("small")
 def test_what_does_not_fit_is_said_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     found = growth("--contexts", "4090")
-    assert found.exit_code == 2 and "export it with --max-context 4112" in " ".join(found.stderr.split())
+    assert found.exit_code == 2 and "export it with --max-context 4111" in " ".join(found.stderr.split())
     monkeypatch.setattr(bench_growth, "machine_room", lambda budget: None)
     missing = growth("--model", "no/such")
     assert missing.exit_code == 2 and missing.stderr.count("\n") == 1

@@ -56,19 +56,19 @@ def _sessions(report: Report) -> Sheet:
             if found is not None:
                 rows.append(
                     (way, str(count), interval(found.tokens_per_s, 1), shown(over_one(known, count, way)),
-                     interval(found.tpot_s.times(1e3)), interval(found.ttft_s.times(1e3)),
-                     megabytes(found.resident_bytes))
+                     three_digits(1e3 * found.tpot_s.median), interval(found.ttft_s.times(1e3)),
+                     f"{1e3 * found.loop_s:.2f}", megabytes(found.resident_bytes))
                 )  # fmt: skip
     slot = "" if known is None else f"; a slot of {known.context} tokens is {megabytes(known.slot_bytes)} MB of cache"
     tokens = 0 if known is None else known.prompt_tokens
     return Sheet(
         "Sessions that take turns",
-        ("way", "sessions", "tok/s", "over one", "tpot ms", "ttft ms", "now MB"),
-        2,
+        ("way", "sessions", "tok/s", "over one", "tpot ms", "ttft ms", "loop ms", "now MB"),
+        1,
         tuple(rows),
         "tok/s: of all together, while a newcomer is answered; over one: the same over a lone session of the round; "
-        f"tpot, ttft: the newcomer's, of {tokens} tokens that no slot knows; sampled, temperature 1; drafted: as the "
-        f"daemon drafts by default{slot}",
+        f"tpot, ttft: the newcomer's, of {tokens} tokens that no slot knows; loop: of its step, outside of any engine; "
+        f"sampled, temperature 1; drafted: as the daemon drafts by default{slot}",
     )
 
 
@@ -114,11 +114,11 @@ def _replays(report: Report) -> Sheet:
                      choice)
                 )  # fmt: skip
     return Sheet(
-        f"Speed-up of drafts, {REPLAYED}",
+        REPLAYED.capitalize(),
         ("bundle", "acceptance", *(f"K={k}" for k in ks), "best"),
         1,
         tuple(rows),
-        "over plain steps of the same round, 95% intervals in brackets. The drafter drafts and the target verifies, at "
+        "Speed-up over plain steps of the same round, 95% intervals in brackets. The drafter drafts and the target verifies, at "
         "their full cost; a coin says what is kept. Seconds are measured, tokens a step follow from the rate. "
         + "; ".join(_coins(run) for run in report.models),
     )
