@@ -111,10 +111,13 @@ def _asked(given: dict[str, Any]) -> _Asked:
         if name not in PARTS:
             raise ConfigError(f"parts: {name!r} is none of {', '.join(PARTS)}{did_you_mean(name, PARTS)}")
     ks = _QUICK_KS if quick else _KS
+    wanted = _wanted_contexts(given)
     places = (given["bundle"], *given["models"])
+    for place in places:
+        read_manifest(place)
     settings = Settings(
         machine=machine(),
-        contexts=_contexts(given, ks),
+        contexts=_fitting(given, wanted, ks),
         bundle=file_sha256(given["bundle"] / MANIFEST_NAME),
         ks=ks,
         sessions=_QUICK_SESSIONS if quick else _SESSIONS,
@@ -138,13 +141,17 @@ def _asked(given: dict[str, Any]) -> _Asked:
     return asked
 
 
-def _contexts(given: dict[str, Any], ks: tuple[int, ...]) -> tuple[int, ...]:
-    """Those that are asked for must fit the bundle; of the others, those that do."""
+def _wanted_contexts(given: dict[str, Any]) -> tuple[int, ...]:
+    """Rising. Raises ``ConfigError``."""
     names = names_in(given["contexts"])
     for name in names:
         if not (name.isdecimal() and name.isascii() and 0 < int(name) < 1 << 20):
             raise ConfigError(f"contexts: {name!r} is no number of tokens")
-    wanted = tuple(sorted({int(name) for name in names})) or (_QUICK_CONTEXTS if given["quick"] else _CONTEXTS)
+    return tuple(sorted({int(name) for name in names})) or (_QUICK_CONTEXTS if given["quick"] else _CONTEXTS)
+
+
+def _fitting(given: dict[str, Any], wanted: tuple[int, ...], ks: tuple[int, ...]) -> tuple[int, ...]:
+    """Those that are asked for must fit the bundle; of the others, those that do. Raises ``ConfigError``."""
     manifest = read_manifest(given["bundle"])
     longest, room = manifest.model(TARGET).max_context, ContextPlan(wanted, ks, 1).room
     fitting = tuple(context for context in wanted if context + room <= longest)
@@ -154,7 +161,7 @@ def _contexts(given: dict[str, Any], ks: tuple[int, ...]) -> tuple[int, ...]:
             f"contexts: {missing} and {room} tokens of steps do not fit the {longest} of bundle {manifest.name!r}: "
             f"export it with --max-context {wanted[-1] + room}"
         )
-        if names or not fitting:
+        if given["contexts"] or not fitting:
             raise ConfigError(told)
         click.echo(f"{told}; left out", err=True)
     return fitting
