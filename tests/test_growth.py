@@ -241,6 +241,8 @@ def test_it_shows_writes_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_what_does_not_fit_is_said_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     found = growth("--contexts", "4090")
     assert found.exit_code == 2 and "export it with --max-context 4111" in " ".join(found.stderr.split())
-    monkeypatch.setattr(bench_growth, "machine_room", lambda budget: None)
     missing = growth("--model", "no/such")
     assert missing.exit_code == 2 and missing.stderr.count("\n") == 1
+    monkeypatch.setattr(bench_growth, "_QUICK_ACCEPTANCES", (0.5,) * 600)
+    large = growth()
+    assert large.exit_code == 2 and "models: 64 and 4805 tokens of steps do not fit the 4096" in large.stderr

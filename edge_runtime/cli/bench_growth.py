@@ -26,7 +26,7 @@ from ..bench.growth.sheets import sheets
 from ..bench.growth.stepping import drafter_named
 from ..bench.machine import machine
 from ..bench.records import begin_file, refuse_other_settings, write_record, write_whole
-from ..bundle import MANIFEST_NAME, TARGET, file_sha256, read_manifest
+from ..bundle import MANIFEST_NAME, TARGET, Manifest, file_sha256, read_manifest
 from ..config import BudgetConfig, Config, EngineConfig
 from ..errors import ConfigError, did_you_mean
 from ..loading import LoadedBundle, LoadSettings, load_bundle
@@ -61,6 +61,13 @@ class _Asked:
     """That the record is written to."""
     before: Report | None
 
+    def models(self, report: Report | None) -> list[Path]:
+        """Whose steps are yet to be measured."""
+        known = set() if report is None else {run.facts.sha256 for run in report.models}
+        each = {file_sha256(place / MANIFEST_NAME): place for place in self.places[::-1]}
+        left = [place for sha256, place in each.items() if sha256 not in known][::-1]
+        return left if "models" in self.parts else []
+
     @property
     def context_plan(self) -> ContextPlan:
         return ContextPlan(self.settings.contexts, self.settings.ks, self.settings.rounds)
@@ -93,9 +100,8 @@ def measure_growth(given: dict[str, Any], console: Console) -> None:
             report = _kept(asked, replace(report, context=found))
         if "sessions" in asked.parts and report.sessions is None:
             report = _kept(asked, replace(report, sessions=_shared(asked, progress)))
-        for place in asked.places if "models" in asked.parts else ():
-            if file_sha256(place / MANIFEST_NAME) not in {run.facts.sha256 for run in report.models}:
-                report = _kept(asked, _with_model(report, asked, place, progress))
+        for place in asked.models(report):
+            report = _kept(asked, _with_model(report, asked, place, progress))
     report = replace(report, complete=all(_has(report, part) for part in PARTS))
     if asked.path is not None:
         write_record(asked.path, report)
@@ -135,9 +141,8 @@ def _asked(given: dict[str, Any]) -> _Asked:
         path=given["json_path"] or given["resume"],
         before=None if given["resume"] is None else read_report(given["resume"]),
     )
-    if "models" in asked.parts:
-        for place in places:
-            _refuse_large(asked, place)
+    for place in asked.models(asked.before):
+        _refuse_large(asked, place)
     return asked
 
 
@@ -157,19 +162,26 @@ def _fitting(given: dict[str, Any], wanted: tuple[int, ...], ks: tuple[int, ...]
     fitting = tuple(context for context in wanted if context + room <= longest)
     if fitting != wanted:
         missing = ", ".join(str(context) for context in wanted if context not in fitting)
-        told = (
-            f"contexts: {missing} and {room} tokens of steps do not fit the {longest} of bundle {manifest.name!r}: "
-            f"export it with --max-context {wanted[-1] + room}"
-        )
+        told = _beyond(f"contexts: {missing}", room, manifest, wanted[-1])
         if given["contexts"] or not fitting:
             raise ConfigError(told)
         click.echo(f"{told}; left out", err=True)
     return fitting
 
 
+def _beyond(what: str, room: int, manifest: Manifest, longest: int) -> str:
+    """What is said of tokens, ``longest`` of them and the room of a round, that a bundle does not hold."""
+    return (
+        f"{what} and {room} tokens of steps do not fit the {manifest.model(TARGET).max_context} of bundle "
+        f"{manifest.name!r}: export it with --max-context {longest + room}"
+    )
+
+
 def _refuse_large(asked: _Asked, place: Path) -> None:
     """Raises ``ConfigError`` for a context beyond the model's, ``OutOfBudget`` for a model beyond this machine."""
     manifest, plan, room = read_manifest(place), asked.model_plan, machine_room(BudgetConfig())
+    if plan.context + plan.room > manifest.model(TARGET).max_context:
+        raise ConfigError(_beyond(f"models: {plan.context}", plan.room, manifest, plan.context))
     engine = EngineConfig(
         plan.context + plan.room, 1, asked.settings.threads, head=asked.settings.head, suffix_tokens=0
     )
