@@ -31,8 +31,8 @@ def _contexts(report: Report) -> Iterator[Plot]:
         found = [step_figures(known.steps, context, k) for context in ticks]
         series.append((_way(k), tuple(1e3 * one.verify_s.median for one in found if one is not None)))
     yield Lines(
-        "Milliseconds of a step", tuple(series), "tokens in the cache, each mark twice the last or more",
-        "without its draft", names, "ms",
+        "Milliseconds of a step", tuple(series), "tokens in the cache", "without its draft; marks are not to scale",
+        names, "ms",
     )  # fmt: skip
     drafts = [step_figures(known.steps, context, max(report.settings.ks)) for context in ticks]
     each = tuple(1e3 * one.draft_s for one in drafts if one is not None and one.draft_s is not None)

@@ -102,7 +102,7 @@ def _lines(plot: Lines) -> str:
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         y = top + 6.0 + height * (1.0 - share)
         parts.append(f'<line class="grid" x1="{left:g}" x2="{WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        told = f"{share:.0%}" if plot.unit is None else f"{share * highest:.3g}"
+        told = f"{share:.0%}" if plot.unit is None else _short(share * highest)
         parts.append(_text(left - 5.0, y + 4.0, told, "tick", "end"))
     for place, (_, values) in enumerate(plot.series):
         points = [
@@ -119,6 +119,10 @@ def _lines(plot: Lines) -> str:
         parts.append(_text(left + step * (number - 1), bottom, name, "tick", anchor))
     parts.append(_text(left, bottom + 15.0, plot.across, "tick"))
     return _svg(plot.title, parts, bottom + 20.0)
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if value >= 100.0 else f"{value:.3g}"
 
 
 def _ticks(most: int) -> list[int]:
