@@ -41,7 +41,7 @@ def cards(report: Report) -> Iterator[Card]:
                 f"{run.facts.name} at acceptance {best.acceptance:g}", f"{best.speedup.median:.2f}x",
                 f"K={best.k}, {REPLAYED}",
             )  # fmt: skip
-    shares = [(facts, host_figures(steps, 0)) for facts, _, steps in stepped(report)]
-    for facts, one in shares[:1]:
-        if one is not None and one.share is not None:
-            yield Card("our own code", f"{one.share.median:.1%}", f"of a plain step of {facts.name}")
+    hosts = [(facts, host_figures(steps, 0)) for facts, _, steps in stepped(report)]
+    for facts, host in hosts[:1]:
+        if host is not None and host.share is not None:
+            yield Card("our own code", f"{host.share.median:.1%}", f"of a plain step of {facts.name}")

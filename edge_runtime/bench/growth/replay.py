@@ -1,7 +1,7 @@
 """Acceptance set to a rate: drafting can be timed where the weights say nothing. Knows no drafter and no figure.
 
 The drafter drafts and the target runs, at their full cost. Only what the rows say of the drafts is replaced: a coin for
-each position of the text, the same for every K. The text that comes out is nobody's.
+each position of the text in each round, the same for every K. The text that comes out is nobody's.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ class Replayed:
     def __init__(self, engine: Engine) -> None:
         self.acceptance: float | None = None
         """Chance that a draft is kept, each by itself; ``None``: what the target says."""
+        self.round = 0
+        """Has coins of its own."""
         self._engine = engine
         self._position = self._rows = 0
 
@@ -43,7 +45,7 @@ class Replayed:
         # Behind the last row nothing was drafted.
         for row in range(min(request.stop, self._rows - 1) - request.first):
             draft = int(request.gather_ids[row])
-            kept = uniforms(_SEED, self._position + request.first + row + 1, 0) < self.acceptance
+            kept = uniforms(_SEED + self.round, self._position + request.first + row + 1, 0) < self.acceptance
             other = int(best[row]) if best[row] != draft else int(ids[row, -1])
             # The first candidate too: a token that is none would cost a look at the whole row.
             best[row] = ids[row, 0] = draft if kept else other

@@ -95,7 +95,7 @@ class Stepper:
         session = Session(
             self._target.info, self._ids[: context + 1], _GREEDY, max_tokens=room, kv_len=context
         )
-        self._target.acceptance = None
+        self._target.acceptance, self._target.round = None, number
         self._decoders[self._longest].step(session)
         steps = []
         for kind in kinds if number % 2 == 0 else kinds[::-1]:
