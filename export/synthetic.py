@@ -1,4 +1,4 @@
-"""Checkpoints of a published shape with random weights, for plans of memory that are to be tried. Knows no bundle.
+"""Checkpoints of a published shape with random weights, for plans and costs that are to be tried. Knows no bundle.
 
 Written as a GGUF, block by block: 4 bits (Q4_0) and an embedding of 8 (Q8_0), which an ``exact`` export carries over as
 they are. A text of such a model means nothing; what it costs is what the real one costs.

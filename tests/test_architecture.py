@@ -54,7 +54,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "yaml": ("*",),
     "click": _COMMAND_LINES,
     "rich": _COMMAND_LINES,
-    "jinja2": ("edge_runtime/text/*", "edge_runtime/bench/protocol/html.py", "export/chat_template.py"),
+    "jinja2": ("edge_runtime/text/*", "edge_runtime/bench/page.py", "export/chat_template.py"),
     "sentencepiece": ("edge_runtime/text/*", "export/tokenizer.py"),
     "onnxruntime": ("edge_runtime/engines/ort*.py", "export/calibration.py", "export/activations.py"),
     "tensorrt": ("edge_runtime/engines/trt*.py",),

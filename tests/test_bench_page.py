@@ -141,6 +141,7 @@ def test_a_run_of_which_little_is_known_has_a_page_too() -> None:
         Bars("<&>", ("a",), (("<g>", (Bar(1.0, "<b>", 0.9, 1.2),)),)),
         Lines("none", (), "x"),
         Lines("one", (("a", (0.5,)),), "x"),
+        Lines("of a unit", (("a", (0.0, 1234.5)),), "x", marks=("128", "8192"), unit="ms"),
         Lines("many", tuple((f"series {i}", tuple(1 / (j + 1) for j in range(40))) for i in range(8)), "x"),
     ],
 )

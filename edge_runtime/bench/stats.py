@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 _RESAMPLES = 2000
 _SEED = 20240229
@@ -24,6 +25,26 @@ class Ratio:
         return f"{self.median:.2f}x [{self.low:.2f}, {self.high:.2f}]"
 
 
+@dataclass(frozen=True, slots=True)
+class Middle:
+    """Median of samples and its 95% bootstrap interval."""
+
+    median: float
+    low: float
+    high: float
+    count: int
+
+    def times(self, factor: float) -> Middle:
+        return Middle(factor * self.median, factor * self.low, factor * self.high, self.count)
+
+
+def middle(values: Sequence[float]) -> Middle:
+    """Raises ``ValueError`` for none."""
+    if not values:
+        raise ValueError("no values have no median")
+    return Middle(*_median(np.asarray(values, np.float64)), len(values))
+
+
 def paired_ratio(baseline: Sequence[float], ours: Sequence[float]) -> Ratio:
     """Of seconds: above 1 means ours is faster. The pairs were measured back to back, so drift cancels.
 
@@ -32,10 +53,15 @@ def paired_ratio(baseline: Sequence[float], ours: Sequence[float]) -> Ratio:
     if not baseline or len(baseline) != len(ours):
         raise ValueError(f"{len(baseline)} and {len(ours)} samples are no pairs")
     ratios = np.asarray(baseline, np.float64) / np.asarray(ours, np.float64)
+    return Ratio(*_median(ratios), len(ratios))
+
+
+def _median(values: NDArray[np.float64]) -> tuple[float, float, float]:
+    """With the ends of its interval."""
     rng = np.random.default_rng(_SEED)
-    medians = np.median(rng.choice(ratios, (_RESAMPLES, len(ratios))), axis=1)
+    medians = np.median(rng.choice(values, (_RESAMPLES, len(values))), axis=1)
     low, high = np.quantile(medians, [0.025, 0.975])
-    return Ratio(float(np.median(ratios)), float(low), float(high), len(ratios))
+    return float(np.median(values)), float(low), float(high)
 
 
 def summed(rows: Iterable[Sequence[int]]) -> list[int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +76,8 @@ class OrtEngine:
             lanes=model.lanes.count if settings.lanes and model.lanes else 0,
             trees=model.trees and settings.device == "cpu" and not settings.deterministic,
         )
+        self.ran_s = 0.0
+        """Seconds that graphs ran so far: what is beside them is ours."""
         self._cuda = settings.device == "cuda"
         self._replays = Replays(settings)
         self._table = {} if self._cuda else _shared_table(directory, model, settings, target)
@@ -264,8 +267,10 @@ class OrtEngine:
         if self._cuda:
             for name in pushed:
                 self._arrays.push(name)
+        started = time.perf_counter()
         try:
             session.run_with_iobinding(binding, options)
+            self.ran_s += time.perf_counter() - started
         except Exception as problem:  # onnxruntime raises its own classes, unrelated to each other
             raise EngineError(f"onnxruntime: {str(problem).splitlines()[0]}") from problem
 

@@ -1,51 +1,33 @@
-"""A run as one page that needs nothing else: no network, no script, no font. Knows how it looks, makes no figure."""
+"""A run of the protocol as a page. Knows what is on it, not how it looks."""
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import yaml
 
-from ..records import as_json
+from ..page import DATA, Card, render
 from .figures import DEFAULT_LABEL, PLAIN_LABEL, chosen, figures, reading, whole_speedup
 from .plots import plots
 from .record import Report
 from .sheets import WAYS, energy_shown, megabytes, sheets
-from .svg import draw
 
-_DATA = Path(__file__).parent.parent / "data"
 _MOST_SAMPLE = 1200
 """Characters of a text that is shown."""
 
 
-@dataclass(frozen=True, slots=True)
-class Card:
-    """One figure, large."""
-
-    name: str
-    value: str
-    more: str
-
-
 def page(report: Report) -> str:
-    """Everything that comes from outside, texts of the model among it, is escaped."""
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string((_DATA / "protocol.html.j2").read_text(encoding="utf-8"))
-    data = base64.b64encode(as_json(report).encode()).decode("ascii")
-    return template.render(
-        report=report,
-        cards=list(cards(report)),
-        plots=[(plot.title, plot.note, draw(plot)) for plot in plots(report)],
-        sheets=list(sheets(report)),
+    return render(
+        "protocol.html.j2",
+        report.bundles["main"].name,
+        report,
+        cards(report),
+        plots(report),
+        sheets(report),
+        [(one.name, one) for one in report.bundles.values()],
         samples=[(one, WAYS.get(one.method, one.method), _cut(one.text)) for one in report.samples],
-        published=yaml.safe_load((_DATA / "published.yaml").read_text(encoding="utf-8")),
+        published=yaml.safe_load((DATA / "published.yaml").read_text(encoding="utf-8")),
         energy=energy_shown(report),
-        data=data,
     )
 
 

@@ -43,12 +43,15 @@ class Bars:
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Series over 1, 2, 3, ...; values from 0 to 1."""
+    """Series over 1, 2, 3, ..., or over what ``marks`` name; values from 0 to 1 where no ``unit`` is given."""
 
     title: str
     series: tuple[tuple[str, tuple[float, ...]], ...]
     across: str
     note: str = ""
+    marks: tuple[str, ...] = ()
+    unit: str | None = None
+    """Of values from 0 on; the highest gives the scale."""
 
 
 def draw(plot: Bars | Lines) -> str:
@@ -95,12 +98,16 @@ def _lines(plot: Lines) -> str:
     left, height = 44.0, 130.0
     most = max((len(values) for _, values in plot.series), default=1)
     step = (WIDTH - left - 10.0) / max(most - 1, 1)
+    highest = max([1e-12, *(value for _, values in plot.series for value in values)]) if plot.unit is not None else 1.0
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         y = top + 6.0 + height * (1.0 - share)
         parts.append(f'<line class="grid" x1="{left:g}" x2="{WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(_text(left - 5.0, y + 4.0, f"{share:.0%}", "tick", "end"))
+        told = f"{share:.0%}" if plot.unit is None else _short(share * highest)
+        parts.append(_text(left - 5.0, y + 4.0, told, "tick", "end"))
     for place, (_, values) in enumerate(plot.series):
-        points = [(left + step * number, top + 6.0 + height * (1.0 - value)) for number, value in enumerate(values)]
+        points = [
+            (left + step * number, top + 6.0 + height * (1.0 - value / highest)) for number, value in enumerate(values)
+        ]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         parts.append(f'<polyline class="l{place % _SERIES}" points="{path}"/>')
         dots = points if len(points) <= 16 else points[:1]
@@ -108,9 +115,14 @@ def _lines(plot: Lines) -> str:
     bottom = top + height + 22.0
     for number in _ticks(most):
         anchor = "end" if number == most and most > 1 else "middle"
-        parts.append(_text(left + step * (number - 1), bottom, str(number), "tick", anchor))
+        name = plot.marks[number - 1] if plot.marks else str(number)
+        parts.append(_text(left + step * (number - 1), bottom, name, "tick", anchor))
     parts.append(_text(left, bottom + 15.0, plot.across, "tick"))
     return _svg(plot.title, parts, bottom + 20.0)
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if value >= 100.0 else f"{value:.3g}"
 
 
 def _ticks(most: int) -> list[int]:

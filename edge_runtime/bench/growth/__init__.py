@@ -1,0 +1,1 @@
+"""What ``edge-runtime bench --view growth`` measures: how cost grows with context, sessions and models."""
