@@ -34,8 +34,8 @@ _WITH_GROWTH = {"bundle", "view", "threads", "rounds", "quick", "head", "drafter
               show_default=True,
               help="protocol: whole answers, plain against drafted, as the source articles measure them. growth: what "
               "context, sessions and larger models cost. batch: several sessions in one step against taking turns. "
-              "claims: against llama.cpp and transformers, by prompt, and through the daemon, with verdicts; or one part "
-              "of it.")  # fmt: skip
+              "claims: against llama.cpp and transformers, by prompt, and through the daemon, with verdicts; or one "
+              "part of it.")  # fmt: skip
 @click.option("--beside", metavar="DIR", type=Place(),
               help="The same model in another precision: precision and drafting taken apart.")  # fmt: skip
 @click.option("--domains", metavar="A,B", help="Kinds of text.  [default: the articles' five]")
