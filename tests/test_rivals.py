@@ -151,6 +151,10 @@ def test_a_checkpoint_is_converted_once_and_whole_or_not_at_all(bare_python: Pat
     weights = models / "int4" / "built" / "weights"
     assert weights.read_text() == "weights int4"
     weights.write_text("as it was")
+    blocked = replace(entrants()[0], place=source / "models" / "int4")
+    with Race([blocked], plan()) as running:
+        running.load(lambda *_: None)
+        assert "cannot be written: Not a directory" in (running.rivals["fake plain"].error or "")
     with Race(entrants()[:1], plan()) as running:
         running.load(lambda *_: None)
         assert running.rivals["fake plain"].error is None

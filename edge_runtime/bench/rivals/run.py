@@ -150,10 +150,7 @@ class Race:
         if not told.is_file():
             if entrant.place in refused:
                 raise EngineError(refused[entrant.place])
-            partial = entrant.place.with_name(f"{entrant.place.name}.part")
-            shutil.rmtree(partial, ignore_errors=True)
-            shutil.rmtree(entrant.place, ignore_errors=True)
-            partial.mkdir(parents=True)
+            partial = _emptied(entrant.place)
             order = replace(self._order(entrant, entrant.source), do="prepare", mode=entrant.format, place=str(partial))
             click.echo(f"{entrant.kind}: making {entrant.place}", err=True)
             try:
@@ -194,6 +191,18 @@ class Race:
         peer = self._running.pop(name, None)
         if peer is not None:
             peer.close()
+
+
+def _emptied(place: Path) -> Path:
+    """Where it is made, to be renamed. Raises ``EngineError``."""
+    partial = place.with_name(f"{place.name}.part")
+    for old in (partial, place):
+        shutil.rmtree(old, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+    except OSError as problem:
+        raise EngineError(f"{place} cannot be written: {problem.strerror}") from None
+    return partial
 
 
 def _within(place: Path, name: str, made: Any) -> Path:
