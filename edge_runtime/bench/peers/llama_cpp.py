@@ -23,7 +23,7 @@ _DRAFTED = 2
 
 
 def open_peer(order: dict[str, Any]) -> LlamaCppPeer:
-    kind = {"plain": LlamaCppPeer, "lookup": LlamaCppLookup}[order["mode"]]
+    kind = LlamaCppLookup if order["mode"] == "lookup" else LlamaCppPeer
     return kind(Path(order["source"]), order["threads"], order["context"])
 
 

@@ -20,6 +20,8 @@ from .prefix import common
 PACKAGES = ("onnxruntime-genai", "onnxruntime")
 _NO_TOKEN = 262_143
 """The last row of Gemma's vocabulary, which no text uses: what is to end a text, so that nothing does."""
+_LIKE_Q4_K_M = ("--extra_options", "algo_config=k_quant_mixed")
+"""Its way of rounding to 4 bits that is meant to lose least: more bits where llama.cpp has more."""
 
 
 def prepare(order: dict[str, Any]) -> str:
@@ -28,6 +30,7 @@ def prepare(order: dict[str, Any]) -> str:
     made = as_directory(source, place / "checkpoint")
     command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", str(made), "-o", str(place / "built")]
     command += ["-p", order["mode"], "-e", "cpu", "-c", str(place / "hub")]
+    command += _LIKE_Q4_K_M if order["mode"] == "int4" else ()
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
         said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
@@ -56,7 +59,7 @@ class GenaiPeer:
         self._context = context
         self._generator: Any = None
         self._held: list[int] = []
-        self.weights = "int4 by its builder" if mode == "int4" else "float32"
+        self.weights = f"{mode} by its builder"
 
     def generate(self, ids: Sequence[int], count: int, prefix: int) -> dict[str, Any]:
         started = time.perf_counter()
@@ -67,7 +70,7 @@ class GenaiPeer:
             self._begin()
         self._held = []
         self._generator.append_tokens(np.array(ids[known:], np.int32))
-        tokens = []
+        tokens: list[int] = []
         while len(tokens) < count and not self._generator.is_done():
             self._generator.generate_next_token()
             tokens.append(int(self._generator.get_next_tokens()[0]))

@@ -64,12 +64,12 @@ class TransformersPeer:
         self._drafting: dict[str, Any] = {}
         if mode == "lookup":
             self._drafting["prompt_lookup_num_tokens"] = _LOOKED_UP
-        elif mode == "assistant" and assistant is None:
-            self._drafting["assistant_early_exit"] = _EARLY_LAYERS
-            self.weights += f", drafts by its first {_EARLY_LAYERS} layers"
-        elif mode == "assistant":
+        elif mode == "assistant" and assistant is not None:
             self._drafting["assistant_model"] = _load(assistant, mode)
             self.weights += f", drafts by {assistant.name}"
+        elif mode == "assistant":
+            self._drafting["assistant_early_exit"] = _EARLY_LAYERS
+            self.weights += f", drafts by its first {_EARLY_LAYERS} layers"
         self._cache: Any = None
         self._held: list[int] = []
         self._last = 0
