@@ -167,9 +167,8 @@ def sheets(report: Report) -> list[Sheet]:
         f"that the prompt before began with. NLL: of the same {settings.nll_tokens} tokens. as ours, as tf: greedy "
         "texts equal to those of ours and of transformers, plain"
     )
-    columns = ("program", "weights", "NLL", "open tok/s", "copy tok/s", "ttft ms", "known ms", "peak MB")
-    columns += ("as ours", "as tf")
-    found = [Sheet("Peers side by side", columns, 2, rows, caption)] if rows else []
+    numbers = ("NLL", "open tok/s", "copy tok/s", "ttft ms", "known ms", "peak MB", "as ours", "as tf")
+    found = [Sheet("Peers side by side", ("program", "weights", *numbers), 2, rows, caption)] if rows else []
     failed = tuple((rival.name, rival.error or "") for rival in report.rivals if rival.error is not None)
     return found + ([Sheet("Did not run", ("program", "why"), 2, failed)] if failed else [])
 
