@@ -47,6 +47,8 @@ class Order:
     """To import ours from."""
     place: str | None = None
     """What ``prepare`` makes."""
+    directory: str | None = None
+    """Where it may leave the checkpoint as a Hugging Face directory, for others too; a release is added to the name."""
     assistant: str | None = None
 
 

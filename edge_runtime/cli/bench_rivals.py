@@ -107,7 +107,7 @@ def _measured(entrants: Sequence[Entrant], plan: Plan, report: Report, path: Pat
 def _entrants(given: dict[str, Any], checkpoint: str) -> tuple[Entrant, ...]:
     """Ours, then every mode of every peer."""
     environments = given["peer_envs"] or ENVIRONMENTS
-    named = named_pythons(given["peer_python"])
+    named, shared = named_pythons(given["peer_python"]), environments / "models" / f"{checkpoint[:12]}-directory"
     found = [Entrant(OURS, mode, "edge_runtime.bench.peers.ours_whole", None, given["bundle"]) for mode in _MODES]
     for kind in chosen_kinds(names_in(given["peers"])):
         python = python_of(kind, named, environments)
@@ -116,7 +116,9 @@ def _entrants(given: dict[str, Any], checkpoint: str) -> tuple[Entrant, ...]:
             place = None if made is None else _place(environments, checkpoint, kind, made)
             assistant = given["assistant"] if mode == "assistant" else None
             program = str(PROGRAMS / kind.program)
-            found.append(Entrant(kind.kind, mode, program, python, given["gguf"], made, place, assistant, missing))
+            found.append(
+                Entrant(kind.kind, mode, program, python, given["gguf"], made, place, shared, assistant, missing)
+            )
     return tuple(found)
 
 

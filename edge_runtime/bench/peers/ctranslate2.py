@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,12 +19,9 @@ def prepare(order: dict[str, Any]) -> str:
     """Its converter reads a Hugging Face directory; transformers makes one of a GGUF."""
     import ctranslate2
 
-    source, place = Path(order["source"]), Path(order["place"])
-    made = as_directory(source, place / "checkpoint")
+    place, made = Path(order["place"]), as_directory(order)
     converter = ctranslate2.converters.TransformersConverter(str(made), low_cpu_mem_usage=True)
     converter.convert(str(place / "built"), quantization=None if order["mode"] == "float32" else "int8", force=True)
-    if made != source:
-        shutil.rmtree(made)
     return str(place / "built")
 
 

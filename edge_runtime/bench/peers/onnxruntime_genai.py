@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 import time
@@ -26,8 +25,7 @@ _LIKE_Q4_K_M = ("--extra_options", "algo_config=k_quant_mixed")
 
 def prepare(order: dict[str, Any]) -> str:
     """The builder reads a Hugging Face directory, and no GGUF without a hub: transformers makes one of the file."""
-    source, place = Path(order["source"]), Path(order["place"])
-    made = as_directory(source, place / "checkpoint")
+    place, made = Path(order["place"]), as_directory(order)
     command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", str(made), "-o", str(place / "built")]
     command += ["-p", order["mode"], "-e", "cpu", "-c", str(place / "hub")]
     command += _LIKE_Q4_K_M if order["mode"] == "int4" else ()
@@ -41,8 +39,6 @@ def prepare(order: dict[str, Any]) -> str:
     options = settings["model"]["decoder"].setdefault("session_options", {})
     options["intra_op_num_threads"] = order["threads"]
     config.write_text(json.dumps(settings, indent=1), encoding="utf-8")
-    if made != source:
-        shutil.rmtree(made)
     return str(place / "built")
 
 

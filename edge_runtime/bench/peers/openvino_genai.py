@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import time
@@ -22,16 +21,13 @@ _CACHE_GB = 1
 
 def prepare(order: dict[str, Any]) -> str:
     """It reads a GGUF of a few families, Gemma not among them: optimum makes its format of a directory."""
-    source, place = Path(order["source"]), Path(order["place"])
-    made = as_directory(source, place / "checkpoint")
+    place, made = Path(order["place"]), as_directory(order)
     command = [sys.executable, "-m", "optimum.commands.optimum_cli", "export", "openvino", "--model", str(made)]
     command += ["--task", "text-generation-with-past", "--weight-format", order["mode"], str(place / "built")]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
         said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         raise RuntimeError(f"optimum: {said[-1] if said else 'ended without a word'}")
-    if made != source:
-        shutil.rmtree(made)
     return str(place / "built")
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from .checkpoint import save
 from .prefix import common
 
 PACKAGES = ("transformers", "torch")
@@ -24,7 +25,7 @@ def prepare(order: dict[str, Any]) -> str:
     source, place = Path(order["source"]), order["place"]
     if source.is_dir():
         return str(source)
-    _load(source, order["mode"]).save_pretrained(place)
+    save(_load(source, order["mode"]), Path(place))
     return str(place)
 
 

@@ -98,6 +98,8 @@ class Entrant:
     format: str | None = None
     """That the checkpoint is made into first, at ``place``."""
     place: Path | None = None
+    directory: Path | None = None
+    """That others share: the checkpoint as a Hugging Face directory."""
     assistant: Path | None = None
     missing: str | None = None
     """Why he cannot run."""

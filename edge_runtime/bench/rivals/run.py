@@ -151,7 +151,13 @@ class Race:
             if entrant.place in refused:
                 raise EngineError(refused[entrant.place])
             partial = _emptied(entrant.place)
-            order = replace(self._order(entrant, entrant.source), do="prepare", mode=entrant.format, place=str(partial))
+            order = replace(
+                self._order(entrant, entrant.source),
+                do="prepare",
+                mode=entrant.format,
+                place=str(partial),
+                directory=None if entrant.directory is None else str(entrant.directory),
+            )
             click.echo(f"{entrant.kind}: making {entrant.place}", err=True)
             try:
                 with PeerProcess(name, order, entrant.python, max(_CONVERTING_S, self._plan.patience_s)) as peer:
