@@ -47,7 +47,7 @@ bench: $(VENV)/.bench-stamp ## measure plain against drafted, then against trans
 	@$(BIN)/edge-runtime bench --view claims --bundle $(BUNDLE) --gguf "`$(BIN)/edge-export demo --print-source`" --json bench-results/latest.json
 
 .PHONY: peers
-peers: $(VENV)/.demo-stamp ## give each program that ours is measured beside an environment of its own (5 GB)
+peers: $(VENV)/.demo-stamp ## give each program that ours is measured beside an environment of its own (some 6 GB)
 	@$(BIN)/python -m edge_runtime.bench.environments $(PEERS)
 
 .PHONY: rivals
