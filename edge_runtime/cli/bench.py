@@ -1,5 +1,5 @@
-"""``edge-runtime bench``: the articles' protocol on this machine, or what the project claims. Knows the options of both
-views, measures and shows nothing itself.
+"""``edge-runtime bench``: the articles' protocol on this machine, what the project claims, or its peers side by side.
+Knows the options of all views, measures and shows nothing itself.
 """
 
 from __future__ import annotations
@@ -10,31 +10,38 @@ from typing import Any
 
 import click
 
+from ..bench.environments import ENVIRONMENTS, named_pythons
+from ..bench.process import PATIENCE_S
 from ..bench.protocol.plan import LENGTHS
 from ..console import plain_console
-from ..parameters import Place, Written, refuse_useless
+from ..parameters import Finite, Place, Word, Written, refuse_useless
 from .bench_claims import PARTS, Wanted, hold_claims
 from .bench_protocol import measure_protocol
+from .bench_rivals import hold_rivals
 from .laws import law_options, refuse_useless_laws
 
+VIEWS = ("protocol", "rivals", "claims", *PARTS)
 _WIDTH = 100
 """Of tables that go into a file."""
 _OF_BOTH = {"bundle", "view", "threads", "rounds", "tokens", "json_path"}
-_OF_PEERS = {"gguf"}
+_OF_PEERS = {"gguf", "peer_python", "peer_envs"}
+_OF_RIVALS = {"peers", "assistant", "patience"}
 
 
 @click.command()
 @click.option("--bundle", default="bundles/gemma-3-270m", type=Place(), show_default=True, help="Bundle to measure.")
-@click.option("--view", type=click.Choice(["protocol", "claims", *PARTS]), default="protocol", show_default=True,
-              help="protocol: whole answers, plain against drafted, as the source articles measure them. claims: "
-              "against llama.cpp and transformers, by prompt, and through the daemon, with verdicts; or one part of "
-              "it.")  # fmt: skip
+@click.option("--view", type=click.Choice(VIEWS), default="protocol", show_default=True,
+              help="protocol: whole answers, plain against drafted, as the source articles measure them. rivals: whole "
+              "answers beside those of other programs, with verdicts. claims: forwards against llama.cpp and "
+              "transformers, by prompt, and through the daemon, with verdicts; or one part of it.")  # fmt: skip
 @click.option("--beside", metavar="DIR", type=Place(),
               help="The same model in another precision: precision and drafting taken apart.")  # fmt: skip
 @click.option("--domains", metavar="A,B", help="Kinds of text.  [default: the articles' five]")
 @law_options
-@click.option("--rounds", type=click.IntRange(2), metavar="N", help="Of everything.  [default: 10; claims: 12]")
-@click.option("--tokens", type=click.IntRange(16), metavar="N", help="Of each text.  [default: 200; claims: 64]")
+@click.option("--rounds", type=click.IntRange(2), metavar="N",
+              help="Of everything.  [default: 10; claims: 12; rivals: 6]")  # fmt: skip
+@click.option("--tokens", type=click.IntRange(16), metavar="N",
+              help="Of each text.  [default: 200; claims, rivals: 64]")  # fmt: skip
 @click.option("--lengths", metavar="A,B", default=",".join(map(str, LENGTHS)), show_default=True,
               help="Drafts of fixed length, beside the adaptive default.")  # fmt: skip
 @click.option("--length-rounds", type=click.IntRange(1), default=1, metavar="N", show_default=True,
@@ -48,19 +55,33 @@ _OF_PEERS = {"gguf"}
               help="Head of the bundles.")  # fmt: skip
 @click.option("--threads", type=click.IntRange(1), default=os.cpu_count() or 1, show_default=True,
               help="Of every program.")  # fmt: skip
-@click.option("--gguf", type=Place(), help="The checkpoint of the bundle, for the peers of --view claims.")
+@click.option("--gguf", type=Place(), help="The checkpoint of the bundle, for the peers of --view claims and rivals.")
+@click.option("--peers", metavar="A,B", type=Word(), help="Of --view rivals.  [default: all that there are]")
+@click.option("--peer-python", metavar="KIND=PATH", multiple=True, help="The Python that has a peer; several times.")
+@click.option("--peer-envs", metavar="DIR", type=Place(),
+              help=f"Of the peers' environments, as `make peers` makes them.  [default: {ENVIRONMENTS}]")  # fmt: skip
+@click.option("--assistant", metavar="MODEL", type=Place(),
+              help="A smaller model of the same vocabulary, which drafts for transformers.  [default: its own first "
+              "layers]")  # fmt: skip
+@click.option("--patience", type=Finite(0.0, unit="seconds", above=True), default=PATIENCE_S, show_default=True,
+              metavar="S", help="For one answer of a peer, before it is out.")  # fmt: skip
 @click.option("--json", "json_path", type=Written(), help="Write texts and figures here, as they come.")
 @click.option("--resume", type=Written(), help="Go on with such a file; written to, unless --json is given.")
 @click.option("--html", "html_path", type=Written(), help="Write one page with plots, tables and the data here.")
 @click.pass_context
 def bench(said: click.Context, /, **given: Any) -> None:
-    """Measure whole answers on this machine, plain against drafted; or hold what the project claims."""
+    """Measure whole answers on this machine, plain against drafted; beside other programs; or hold what the project
+    claims."""
     view = given["view"]
     console = plain_console(None if sys.stdout.isatty() else _WIDTH)
     if view == "protocol":
-        refuse_useless(said, "--view protocol", _OF_PEERS)
+        refuse_useless(said, "--view protocol", _OF_PEERS | _OF_RIVALS)
         refuse_useless_laws(said, given)
         measure_protocol(given, console)
+        return
+    if view == "rivals":
+        refuse_useless(said, "--view rivals", set(given) - _OF_BOTH - _OF_PEERS - _OF_RIVALS)
+        hold_rivals(given, console)
         return
     of_peers: set[str] = _OF_PEERS if view in ("claims", "peers") else set()
     vain = set(given) - _OF_BOTH - of_peers | ({"tokens"} if view == "peers" else set())
@@ -73,5 +94,7 @@ def bench(said: click.Context, /, **given: Any) -> None:
         rounds=given["rounds"] or 12,
         tokens=given["tokens"] or 64,
         json_path=given["json_path"],
+        pythons=named_pythons(given["peer_python"]),
+        environments=given["peer_envs"] or ENVIRONMENTS,
     )
     hold_claims(wanted, console)
