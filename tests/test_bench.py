@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from tiny_models import TinyConfig, export_tiny, save_tiny
 
-from edge_runtime.bench.against import OURS, PeerFigures, PeerSource, Plan, compare_peers
+from edge_runtime.bench.against import PeerFigures, PeerSource, Plan, compare_peers
 from edge_runtime.bench.corpus import prompts, sample_text
-from edge_runtime.bench.process import PeerProcess, order_for_ours
+from edge_runtime.bench.process import OURS, PeerProcess, order_for_ours
 from edge_runtime.bench.stats import Ratio, paired_ratio
 from edge_runtime.bench.texts import repeat_rate
 from edge_runtime.bench.verdict import engine_verdicts

@@ -22,9 +22,9 @@ from edge_runtime.bench.environments import (
     python_in,
     python_of,
 )
-from edge_runtime.bench.process import PROGRAMS, Order, PeerProcess
+from edge_runtime.bench.process import OURS, PROGRAMS, Order, PeerProcess
 from edge_runtime.bench.rivals.figures import DEFAULT, PLAIN, figures, verdicts
-from edge_runtime.bench.rivals.record import OURS, Answer, Entrant, FirstToken, PromptKind, Report, Rival, Settings
+from edge_runtime.bench.rivals.record import Answer, Entrant, FirstToken, PromptKind, Report, Rival, Settings
 from edge_runtime.bench.rivals.run import Document, Plan, Question, Race
 from edge_runtime.errors import ConfigError, EngineError
 

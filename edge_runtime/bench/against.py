@@ -9,10 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from .process import PROGRAMS, Order, PeerProcess, order_for_ours
+from .process import OURS, PROGRAMS, Order, PeerProcess, order_for_ours
 from .stats import Ratio, paired_ratio
-
-OURS = "ours"
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ import msgspec
 
 from ..errors import EngineError
 
+OURS = "ours"
 ROOT = Path(__file__).resolve().parents[2]
 """Where this package is imported from."""
 PROGRAMS = Path(__file__).parent / "peers"

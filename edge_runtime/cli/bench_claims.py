@@ -18,9 +18,10 @@ from rich.console import Console
 from rich.table import Table
 
 from .. import __version__
-from ..bench.against import OURS, PeerFigures, PeerSource, Plan, compare_peers
+from ..bench.against import PeerFigures, PeerSource, Plan, compare_peers
 from ..bench.corpus import SAMPLE_TOKENS, prompts, sample_text
 from ..bench.environments import chosen_kinds, python_of
+from ..bench.process import OURS
 from ..bench.serving import ServingFigures, compare_serving
 from ..bench.speculation import PromptFigures, compare_plain, look_again
 from ..bench.texts import Desk, Held, Law
@@ -98,7 +99,7 @@ def hold_claims(wanted: Wanted, console: Console) -> None:
     if found.serving is not None:
         found.verdicts += serving_verdicts(found.serving)
     for verdict in found.verdicts:
-        console.print(f"{'met ' if verdict.met else 'MISSED'} {verdict.claim}: {verdict.found}")
+        console.print(str(verdict))
     if wanted.json_path is not None:
         _write(wanted.json_path, wanted, found)
 

@@ -1,14 +1,11 @@
-"""Peers side by side by ``edge-runtime bench --view rivals``: who runs, on what, and how it is shown and written. Knows
-no figure.
+"""Peers side by side by ``edge-runtime bench --view rivals``: who runs, on what, and when it is written. Knows no
+figure.
 """
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -20,12 +17,12 @@ from .. import __version__
 from ..bench.corpus import SAMPLE_TOKENS, Prompt, prompts, sample_text
 from ..bench.environments import ENVIRONMENTS, PeerKind, chosen_kinds, named_pythons, python_of
 from ..bench.machine import machine
-from ..bench.process import PROGRAMS
-from ..bench.protocol.sheets import Sheet
-from ..bench.records import begin_file, write_record
-from ..bench.rivals.figures import KINDS, Figures, figures, verdicts
-from ..bench.rivals.record import OURS, SCHEMA, Entrant, Report, Settings
+from ..bench.process import OURS, PROGRAMS
+from ..bench.records import begin_file, command, started, write_record
+from ..bench.rivals.figures import KINDS, verdicts
+from ..bench.rivals.record import SCHEMA, Entrant, Report, Settings
 from ..bench.rivals.run import Document, Plan, Question, Race
+from ..bench.rivals.sheets import sheets
 from ..bundle import MANIFEST_NAME, file_sha256, read_manifest
 from ..errors import ConfigError
 from ..text.tokenizer import Tokenizer
@@ -58,8 +55,8 @@ def hold_rivals(given: dict[str, Any], console: Console) -> None:
     report = Report(
         schema=SCHEMA,
         edge_runtime=__version__,
-        started=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        command=shlex.join(["edge-runtime", *sys.argv[1:]]),
+        started=started(),
+        command=command(),
         settings=Settings(
             machine=machine(),
             bundle=file_sha256(bundle / MANIFEST_NAME),
@@ -77,7 +74,7 @@ def hold_rivals(given: dict[str, Any], console: Console) -> None:
     for sheet in sheets(report):
         console.print(table_of(sheet))
     for verdict in verdicts(report):
-        console.print(f"{'met ' if verdict.met else 'MISSED'} {verdict.claim}: {verdict.found}")
+        console.print(str(verdict))
 
 
 def _measured(entrants: Sequence[Entrant], plan: Plan, report: Report, path: Path | None) -> Report:
@@ -157,36 +154,3 @@ def _document(tokenizer: Tokenizer, number: int) -> Document:
     prefix = tokenizer.encode(f"Document {number}. {sample_text()[:8000]}")[:_PREFIX_TOKENS]
     first, second = ((*prefix, *tokenizer.encode(ending, bos=False)) for ending in _ENDINGS)
     return Document(len(prefix), first, second)
-
-
-def sheets(report: Report) -> list[Sheet]:
-    """Figures, and who has none."""
-    settings = report.settings
-    rows = tuple(_row(one) for one in figures(report))
-    caption = (
-        f"greedy, {settings.tokens} tokens, {settings.threads} threads, medians of {settings.rounds} interleaved "
-        f"rounds. tok/s: whole answers, prompt included. ttft: {settings.prefix_tokens} tokens that are new; known: "
-        f"that the prompt before began with. NLL: of the same {settings.nll_tokens} tokens. as ours, as tf: greedy "
-        "texts equal to those of ours and of transformers, plain"
-    )
-    numbers = ("NLL", "open tok/s", "copy tok/s", "ttft ms", "known ms", "peak MB", "as ours", "as tf")
-    found = [Sheet("Peers side by side", ("program", "weights", *numbers), 2, rows, caption)] if rows else []
-    failed = tuple((rival.name, rival.error or "") for rival in report.rivals if rival.error is not None)
-    return found + ([Sheet("Did not run", ("program", "why"), 2, failed)] if failed else [])
-
-
-def _row(one: Figures) -> tuple[str, ...]:
-    def same(pair: tuple[int, int] | None) -> str:
-        return "-" if pair is None else f"{pair[0]}/{pair[1]}"
-
-    return (
-        one.name,
-        one.weights,
-        f"{one.nll:.4f}",
-        *(f"{one.tokens_per_s[kind]:.1f}" for kind in KINDS),
-        f"{1e3 * one.cold_s:.0f}",
-        f"{1e3 * one.warm_s:.1f}",
-        f"{one.peak_bytes / 1e6:.0f}",
-        same(one.as_ours),
-        same(one.as_reference),
-    )

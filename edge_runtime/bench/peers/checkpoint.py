@@ -5,8 +5,13 @@ transformers, and knows no peer.
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
+
+NO_TOKEN = 262_143
+"""The last row of Gemma's vocabulary, which no text uses: what is to end a text, so that nothing does."""
 
 
 def as_directory(order: dict[str, Any]) -> Path:
@@ -15,7 +20,6 @@ def as_directory(order: dict[str, Any]) -> Path:
     source = Path(order["source"])
     if source.is_dir():
         return source
-    import torch
     import transformers
 
     made = Path(f"{order['directory']}-{transformers.__version__}")
@@ -23,11 +27,21 @@ def as_directory(order: dict[str, Any]) -> Path:
         return made
     place = made.with_name(f"{made.name}.part")
     shutil.rmtree(place, ignore_errors=True)
-    options: dict[str, Any] = {"local_files_only": True, "gguf_file": source.name}
-    model = transformers.AutoModelForCausalLM.from_pretrained(source.parent, dtype=torch.float32, **options)
-    save(model, place)
-    transformers.AutoTokenizer.from_pretrained(source.parent, **options).save_pretrained(place)
+    save(load(source, "float32"), place)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name, local_files_only=True)
+    tokenizer.save_pretrained(place)
     return place.rename(made)
+
+
+def load(source: Path, kind: str) -> Any:
+    """transformers' model of a directory or a GGUF; ``kind``: a float of torch."""
+    import torch
+    import transformers
+
+    options: dict[str, Any] = {"local_files_only": True, "dtype": getattr(torch, kind)}
+    if source.suffix == ".gguf":
+        source, options["gguf_file"] = source.parent, source.name
+    return transformers.AutoModelForCausalLM.from_pretrained(source, **options).eval()
 
 
 def save(model: Any, place: Path) -> None:
@@ -36,3 +50,14 @@ def save(model: Any, place: Path) -> None:
     if quantizer is not None:
         quantizer.remove_quantization_config(model)
     model.save_pretrained(place)
+
+
+def run_converter(module: str, *arguments: str) -> None:
+    """A program of this environment. Raises ``RuntimeError`` with the last that it said."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False,
+    )  # fmt: skip
+    if done.returncode:
+        said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        raise RuntimeError(f"{module}: {said[-1] if said else f'ended without a word ({done.returncode})'}")

@@ -8,11 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .checkpoint import as_directory
+from .checkpoint import NO_TOKEN, as_directory
 
 PACKAGES = ("ctranslate2",)
-_NO_TOKEN = 262_143
-"""The last row of Gemma's vocabulary, which no text uses: what is to end a text, so that nothing does."""
 
 
 def prepare(order: dict[str, Any]) -> str:
@@ -43,7 +41,7 @@ class Ctranslate2Peer:
         started = time.perf_counter()
         pieces = [self._pieces[token] for token in ids]
         options: dict[str, Any] = {"include_prompt_in_result": False, "beam_size": 1, "sampling_topk": 1}
-        options |= {"max_length": count, "min_length": count, "end_token": [self._pieces[_NO_TOKEN]]}
+        options |= {"max_length": count, "min_length": count, "end_token": [self._pieces[NO_TOKEN]]}
         if prefix:
             options |= {"static_prompt": pieces[:prefix], "cache_static_prompt": True}
             pieces = pieces[prefix:]

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .likelihood import surprise
 from .prefix import common
 
 PACKAGES = ("llama-cpp-python", "numpy")
@@ -102,11 +103,8 @@ class LlamaCppPeer:
         total = 0.0
         for start in range(0, len(ids) - 1, _CHUNK):
             chunk = ids[start : min(start + _CHUNK, len(ids) - 1)]
-            logits = self._forward(chunk, every_row=True).astype(np.float64)
-            peak = logits.max(axis=1)
-            lse = peak + np.log(np.exp(logits - peak[:, None]).sum(axis=1))
-            following = np.array(ids[start + 1 : start + 1 + len(chunk)])
-            total += float((lse - logits[np.arange(len(chunk)), following]).sum())
+            logits = self._forward(chunk, every_row=True)
+            total += surprise(logits, ids[start + 1 : start + 1 + len(chunk)])
             self._position += len(chunk)
         return total / (len(ids) - 1)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from itertools import pairwise
@@ -13,12 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from .checkpoint import as_directory
+from .checkpoint import NO_TOKEN, as_directory, run_converter
+from .likelihood import surprise
 from .prefix import common
 
 PACKAGES = ("onnxruntime-genai", "onnxruntime")
-_NO_TOKEN = 262_143
-"""The last row of Gemma's vocabulary, which no text uses: what is to end a text, so that nothing does."""
 _LIKE_Q4_K_M = ("--extra_options", "algo_config=k_quant_mixed")
 """Its way of rounding to 4 bits that is meant to lose least: more bits where llama.cpp has more."""
 
@@ -26,16 +23,12 @@ _LIKE_Q4_K_M = ("--extra_options", "algo_config=k_quant_mixed")
 def prepare(order: dict[str, Any]) -> str:
     """The builder reads a Hugging Face directory, and no GGUF without a hub: transformers makes one of the file."""
     place, made = Path(order["place"]), as_directory(order)
-    command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", str(made), "-o", str(place / "built")]
-    command += ["-p", order["mode"], "-e", "cpu", "-c", str(place / "hub")]
-    command += _LIKE_Q4_K_M if order["mode"] == "int4" else ()
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    if done.returncode:
-        said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        raise RuntimeError(f"the model builder: {said[-1] if said else 'ended without a word'}")
+    options = ["-p", order["mode"], "-e", "cpu", "-c", str(place / "hub")]
+    options += _LIKE_Q4_K_M if order["mode"] == "int4" else ()
+    run_converter("onnxruntime_genai.models.builder", "-i", str(made), "-o", str(place / "built"), *options)
     config = place / "built" / "genai_config.json"
     settings = json.loads(config.read_text(encoding="utf-8"))
-    settings["model"]["eos_token_id"] = _NO_TOKEN
+    settings["model"]["eos_token_id"] = NO_TOKEN
     options = settings["model"]["decoder"].setdefault("session_options", {})
     options["intra_op_num_threads"] = order["threads"]
     config.write_text(json.dumps(settings, indent=1), encoding="utf-8")
@@ -82,9 +75,7 @@ class GenaiPeer:
         total = 0.0
         for token, following in pairwise(ids):
             self._generator.append_tokens(np.array([token], np.int32))
-            logits = np.asarray(self._generator.get_logits(), np.float64).reshape(-1)
-            peak = logits.max()
-            total += float(peak + np.log(np.exp(logits - peak).sum()) - logits[following])
+            total += surprise(self._generator.get_logits(), [following])
         return total / (len(ids) - 1)
 
     def _begin(self) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from .checkpoint import as_directory
+from .checkpoint import as_directory, run_converter
+from .likelihood import surprise
 
 PACKAGES = ("openvino-genai", "openvino", "optimum-intel")
 _LOOKED_UP, _GRAM = 5, 3
@@ -22,12 +21,10 @@ _CACHE_GB = 1
 def prepare(order: dict[str, Any]) -> str:
     """It reads a GGUF of a few families, Gemma not among them: optimum makes its format of a directory."""
     place, made = Path(order["place"]), as_directory(order)
-    command = [sys.executable, "-m", "optimum.commands.optimum_cli", "export", "openvino", "--model", str(made)]
-    command += ["--task", "text-generation-with-past", "--weight-format", order["mode"], str(place / "built")]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    if done.returncode:
-        said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        raise RuntimeError(f"optimum: {said[-1] if said else 'ended without a word'}")
+    options = ["--task", "text-generation-with-past", "--weight-format", order["mode"]]
+    run_converter(
+        "optimum.commands.optimum_cli", "export", "openvino", "--model", str(made), *options, str(place / "built")
+    )
     return str(place / "built")
 
 
@@ -80,10 +77,6 @@ class OpenvinoPeer:
         }
         names = {name for port in model.inputs for name in port.get_names()}
         request.infer({name: value for name, value in given.items() if name in names})
-        total = 0.0
         rows = request.get_tensor("logits").data[0]
-        for row, following in zip(rows, ids[1:], strict=True):
-            logits = row.astype(np.float64)
-            peak = logits.max()
-            total += float(peak + np.log(np.exp(logits - peak).sum()) - logits[following])
-        return total / count
+        # Row by row: in float64 all of them would be a gigabyte.
+        return sum(surprise(row, [following]) for row, following in zip(rows, ids[1:], strict=True)) / count

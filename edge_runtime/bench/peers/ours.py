@@ -11,10 +11,10 @@ import numpy as np
 
 from ...bundle import TARGET, read_manifest
 from ...engines.ort import OrtEngine, OrtSettings
-from ...engines.protocol import Engine, HeadOutput, HeadRequest, StepInput
+from ...engines.protocol import HeadOutput, HeadRequest, StepInput
+from ..reading import read
 
 PACKAGES = ("edge-runtime", "onnxruntime", "numpy")
-_CHUNK = 8
 
 
 def open_peer(order: dict[str, Any]) -> OursPeer:
@@ -62,20 +62,7 @@ class OursPeer:
         return time.perf_counter() - started
 
     def nll(self, ids: Sequence[int]) -> float:
-        return engine_nll(self._engine, ids)
+        return read(self._engine, ids[:1], ids[1:], self._engine.info.max_rows).nll
 
     def _forward(self, tokens: Sequence[int], head: HeadRequest | None) -> HeadOutput | None:
         return self._engine.forward(StepInput(0, np.array(tokens, np.int64), self._position, head)).head
-
-
-def engine_nll(engine: Engine, ids: Sequence[int]) -> float:
-    """Mean negative log-likelihood of ids[1:], in nats; slot 0 is written to."""
-    total = 0.0
-    for start in range(0, len(ids) - 1, _CHUNK):
-        chunk = ids[start : min(start + _CHUNK, len(ids) - 1)]
-        following = np.array(ids[start + 1 : start + 1 + len(chunk)], np.int64)
-        request = HeadRequest(0, len(chunk), gather_ids=following)
-        head = engine.forward(StepInput(0, np.array(chunk, np.int64), start, request)).head
-        assert head is not None and head.gathered is not None
-        total += float((head.logsumexp.astype(np.float64) - head.gathered).sum())
-    return total / (len(ids) - 1)

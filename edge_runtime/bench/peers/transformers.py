@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .checkpoint import save
+from .checkpoint import load, save
 from .prefix import common
 
 PACKAGES = ("transformers", "torch")
@@ -25,25 +25,13 @@ def prepare(order: dict[str, Any]) -> str:
     source, place = Path(order["source"]), order["place"]
     if source.is_dir():
         return str(source)
-    save(_load(source, order["mode"]), Path(place))
+    save(load(source, order["mode"]), Path(place))
     return str(place)
 
 
 def open_peer(order: dict[str, Any]) -> TransformersPeer:
     assistant = None if order["assistant"] is None else Path(order["assistant"])
     return TransformersPeer(Path(order["source"]), order["threads"], order["context"], order["mode"], assistant)
-
-
-def _load(source: Path, mode: str) -> Any:
-    import torch
-    import transformers
-
-    options: dict[str, Any] = {"local_files_only": True}
-    options["dtype"] = torch.float32 if mode == "float32" else torch.bfloat16
-    if source.suffix == ".gguf":
-        options["gguf_file"] = source.name
-        source = source.parent
-    return transformers.AutoModelForCausalLM.from_pretrained(source, **options).eval()
 
 
 class TransformersPeer:
@@ -57,8 +45,8 @@ class TransformersPeer:
 
         self._torch, self._transformers = torch, transformers
         torch.set_num_threads(threads)
-        self._model: Any = _load(source, mode)
         self.weights = "float32" if mode == "float32" else "bfloat16"
+        self._model: Any = load(source, self.weights)
         # No token ends a text.
         self._model.generation_config.eos_token_id = None
         self._model.generation_config.pad_token_id = 0
@@ -66,7 +54,7 @@ class TransformersPeer:
         if mode == "lookup":
             self._drafting["prompt_lookup_num_tokens"] = _LOOKED_UP
         elif mode == "assistant" and assistant is not None:
-            self._drafting["assistant_model"] = _load(assistant, mode)
+            self._drafting["assistant_model"] = load(assistant, "bfloat16")
             self.weights += f", drafts by {assistant.name}"
         elif mode == "assistant":
             self._drafting["assistant_early_exit"] = _EARLY_LAYERS

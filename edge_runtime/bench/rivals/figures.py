@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from ..process import OURS
 from ..stats import Ratio, paired_ratio
 from ..verdict import EQUAL_QUALITY_NATS, Verdict
-from .record import OURS, PromptKind, Report, Rival
+from .record import PromptKind, Report, Rival
 
 DEFAULT = f"{OURS} auto"
 """What binds the claims: nobody has chosen anything."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-OURS = "ours"
 SCHEMA = 1
 PromptKind = Literal["open", "copy"]
 

@@ -17,8 +17,8 @@ from typing import Any
 import click
 
 from ...errors import EngineError
-from ..process import ROOT, Order, PeerProcess, positive
-from .record import OURS, Answer, Entrant, FirstToken, PromptKind, Rival
+from ..process import OURS, ROOT, Order, PeerProcess, positive
+from .record import Answer, Entrant, FirstToken, PromptKind, Rival
 
 _CONVERTING_S = 1800.0
 """For making a checkpoint into a peer's format, at least."""
