@@ -278,7 +278,8 @@ def test_figures_are_medians_of_whole_answers() -> None:
     plain, auto = rival(OURS, "plain", 2.0), rival(OURS, "auto")
     apart = tuple(replace(one, tokens=(7,)) for one in auto.answers[:2])
     other = replace(auto, kind="x", answers=apart + auto.answers[2:])
-    found = {one.name: one for one in figures(report(plain, auto, other, rival("y", "plain", error="no")))}
+    whole = figures(report(plain, auto, other, rival("y", "plain", error="no")))
+    found = {f"{one.kind} {one.mode}": one for one in whole}
     assert list(found) == [PLAIN, DEFAULT, "x auto"]
     assert found[DEFAULT].tokens_per_s == {"open": 16.0, "copy": 16.0}
     assert found[DEFAULT].cold_s == 10.0 and found[DEFAULT].warm_s == 1.0

@@ -20,7 +20,8 @@ KINDS: tuple[PromptKind, ...] = ("open", "copy")
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    name: str
+    kind: str
+    mode: str
     weights: str
     nll: float
     tokens_per_s: dict[PromptKind, float]
@@ -43,7 +44,8 @@ def figures(report: Report) -> tuple[Figures, ...]:
 def _figures(rival: Rival, whole: dict[str, Rival]) -> Figures:
     assert rival.nll is not None and rival.peak_bytes is not None  # it is whole
     return Figures(
-        name=rival.name,
+        kind=rival.kind,
+        mode=rival.mode,
         weights=rival.weights,
         nll=rival.nll,
         tokens_per_s={kind: median(_speeds(rival, kind)) for kind in KINDS},

@@ -13,14 +13,14 @@ def sheets(report: Report) -> list[Sheet]:
     rows = tuple(_row(one) for one in figures(report))
     caption = (
         f"greedy, {settings.tokens} tokens, {settings.threads} threads, medians of {settings.rounds} interleaved "
-        f"rounds. tok/s: whole answers, prompt included. ttft: {settings.prefix_tokens} tokens that are new; known: "
-        f"that the prompt before began with. NLL: of the same {settings.nll_tokens} tokens. as ours, as tf: greedy "
-        "texts equal to those of ours and of transformers, plain"
+        f"rounds. open, copy: tok/s of whole answers, prompt included. ttft: ms behind {settings.prefix_tokens} tokens "
+        f"that are new; known: that the prompt before began with. NLL: of the same {settings.nll_tokens} tokens. "
+        "MB: peak resident memory. as ours, as tf: greedy texts equal to those of ours and of transformers, plain"
     )
-    numbers = ("NLL", "open tok/s", "copy tok/s", "ttft ms", "known ms", "peak MB", "as ours", "as tf")
-    found = [Sheet("Peers side by side", ("program", "weights", *numbers), 2, rows, caption)] if rows else []
-    failed = tuple((rival.name, rival.error or "") for rival in report.rivals if rival.error is not None)
-    return found + ([Sheet("Did not run", ("program", "why"), 2, failed)] if failed else [])
+    numbers = ("NLL", "open", "copy", "ttft", "known", "MB", "as ours", "as tf")
+    found = [Sheet("Peers side by side", ("program", "mode", "weights", *numbers), 3, rows, caption)] if rows else []
+    failed = tuple((rival.kind, rival.mode, rival.error or "") for rival in report.rivals if rival.error is not None)
+    return found + ([Sheet("Did not run", ("program", "mode", "why"), 3, failed)] if failed else [])
 
 
 def _row(one: Figures) -> tuple[str, ...]:
@@ -28,7 +28,8 @@ def _row(one: Figures) -> tuple[str, ...]:
         return "-" if pair is None else f"{pair[0]}/{pair[1]}"
 
     return (
-        one.name,
+        one.kind,
+        one.mode,
         one.weights,
         f"{one.nll:.4f}",
         *(f"{one.tokens_per_s[kind]:.1f}" for kind in KINDS),
