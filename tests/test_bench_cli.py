@@ -17,7 +17,7 @@ from edge_runtime.bench.environments import PeerKind
 from edge_runtime.bench.protocol.figures import PLAIN_LABEL
 from edge_runtime.bench.protocol.record import read_report
 from edge_runtime.bench.protocol.run import Bench
-from edge_runtime.cli import bench_protocol, main
+from edge_runtime.cli import bench_protocol, bench_rivals, main
 from edge_runtime.errors import InputError
 from edge_runtime.resident import Resident
 
@@ -105,6 +105,8 @@ def test_peers_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         PeerKind("absent", fake, "no_such_module", {"plain": None}, ()),
     )
     monkeypatch.setattr(environments, "peer_kinds", lambda: kinds)
+    monkeypatch.setattr(bench_rivals, "_PREFIX_TOKENS", 40)
+    monkeypatch.setattr(bench_rivals, "SAMPLE_TOKENS", 24)
     path, checkpoint = tmp_path / "run.json", tmp_path / "model.gguf"
     checkpoint.touch()
     options = ("--view", "rivals", "--peer-envs", str(tmp_path), "--threads", "1", "--tokens", "16", "--rounds", "2")
@@ -120,7 +122,7 @@ def test_peers_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert len(plain["answers"]) == 4 and len(plain["firsts"]) == 2
     assert plain["nll"] == pytest.approx(auto["nll"], abs=1e-6)
     for words in ("Peers side by side", "Did not run", "no such architecture: gemma3", "not installed: `make peers`",
-                  "first in peak memory", "first in ttft on a repeated prefix of 500 tokens"):  # fmt: skip
+                  "first in peak memory", "first in ttft on a repeated prefix of 40 tokens"):  # fmt: skip
         assert words in " ".join(found.stdout.split())
     assert "2 rounds: about " in found.stderr and max(map(len, found.stdout.splitlines()[:8])) <= 100
 

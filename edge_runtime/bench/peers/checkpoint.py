@@ -52,12 +52,12 @@ def save(model: Any, place: Path) -> None:
     model.save_pretrained(place)
 
 
-def run_converter(module: str, *arguments: str) -> None:
-    """A program of this environment. Raises ``RuntimeError`` with the last that it said."""
+def run_converter(what: str, *arguments: str) -> None:
+    """By this environment's Python. Raises ``RuntimeError`` with the last that it said."""
     done = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
+        [sys.executable, *arguments],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False,
     )  # fmt: skip
     if done.returncode:
         said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        raise RuntimeError(f"{module}: {said[-1] if said else f'ended without a word ({done.returncode})'}")
+        raise RuntimeError(f"{what}: {said[-1] if said else f'ended without a word ({done.returncode})'}")

@@ -16,6 +16,7 @@ from .likelihood import surprise
 from .prefix import common
 
 PACKAGES = ("onnxruntime-genai", "onnxruntime")
+_BUILDER = Path(__file__).with_name("genai_builder.py")
 _LIKE_Q4_K_M = ("--extra_options", "algo_config=k_quant_mixed")
 """Its way of rounding to 4 bits that is meant to lose least: more bits where llama.cpp has more."""
 
@@ -25,7 +26,7 @@ def prepare(order: dict[str, Any]) -> str:
     place, made = Path(order["place"]), as_directory(order)
     options = ["-p", order["mode"], "-e", "cpu", "-c", str(place / "hub")]
     options += _LIKE_Q4_K_M if order["mode"] == "int4" else ()
-    run_converter("onnxruntime_genai.models.builder", "-i", str(made), "-o", str(place / "built"), *options)
+    run_converter("its model builder", str(_BUILDER), "-i", str(made), "-o", str(place / "built"), *options)
     config = place / "built" / "genai_config.json"
     settings = json.loads(config.read_text(encoding="utf-8"))
     settings["model"]["eos_token_id"] = NO_TOKEN

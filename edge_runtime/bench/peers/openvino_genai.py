@@ -21,10 +21,9 @@ _CACHE_GB = 1
 def prepare(order: dict[str, Any]) -> str:
     """It reads a GGUF of a few families, Gemma not among them: optimum makes its format of a directory."""
     place, made = Path(order["place"]), as_directory(order)
+    command = ("-m", "optimum.commands.optimum_cli")
     options = ["--task", "text-generation-with-past", "--weight-format", order["mode"]]
-    run_converter(
-        "optimum.commands.optimum_cli", "export", "openvino", "--model", str(made), *options, str(place / "built")
-    )
+    run_converter("optimum", *command, "export", "openvino", "--model", str(made), *options, str(place / "built"))
     return str(place / "built")
 
 
