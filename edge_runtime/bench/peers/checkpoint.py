@@ -15,14 +15,14 @@ NO_TOKEN = 262_143
 
 
 def as_directory(order: dict[str, Any]) -> Path:
-    """The source itself where it is one; else made once for all that have this release of transformers, since releases
-    write what others misread. In float32: a converter rounds once, from what the file says."""
+    """The source itself where it is one; else made once for all that have transformers of this major release, since
+    settings of another are misread. In float32: a converter rounds once, from what the file says."""
     source = Path(order["source"])
     if source.is_dir():
         return source
     import transformers
 
-    made = Path(f"{order['directory']}-{transformers.__version__}")
+    made = Path(f"{order['directory']}-{transformers.__version__.split('.')[0]}")
     if made.is_dir():
         return made
     place = made.with_name(f"{made.name}.part")

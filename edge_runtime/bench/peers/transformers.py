@@ -55,10 +55,10 @@ class TransformersPeer:
             self._drafting["prompt_lookup_num_tokens"] = _LOOKED_UP
         elif mode == "assistant" and assistant is not None:
             self._drafting["assistant_model"] = load(assistant, "bfloat16")
-            self.weights += f", drafts by {assistant.name}"
+            self.weights += f", {assistant.name} drafts"
         elif mode == "assistant":
             self._drafting["assistant_early_exit"] = _EARLY_LAYERS
-            self.weights += f", drafts by its first {_EARLY_LAYERS} layers"
+            self.weights += f", {_EARLY_LAYERS} layers draft"
         self._cache: Any = None
         self._held: list[int] = []
         self._last = 0

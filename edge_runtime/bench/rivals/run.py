@@ -165,7 +165,7 @@ class Race:
                 found = _within(partial, name, made)
             except EngineError as problem:
                 shutil.rmtree(partial, ignore_errors=True)
-                refused[entrant.place] = str(problem)
+                refused[entrant.place] = _reason(name, problem)
                 raise
             (partial / told.name).write_text(f"{found}\n", encoding="utf-8")
             partial.rename(entrant.place)
@@ -192,11 +192,16 @@ class Race:
             self._out(name, problem)
 
     def _out(self, name: str, problem: EngineError) -> None:
-        self.rivals[name] = replace(self.rivals[name], error=str(problem).removeprefix("bench: "))
+        self.rivals[name] = replace(self.rivals[name], error=_reason(name, problem))
         click.echo(f"{name} is out: {self.rivals[name].error}", err=True)
         peer = self._running.pop(name, None)
         if peer is not None:
             peer.close()
+
+
+def _reason(name: str, problem: EngineError) -> str:
+    """Without the name, which stands before it wherever it is shown."""
+    return str(problem).removeprefix("bench: ").removeprefix(f"{name}: ")
 
 
 def _emptied(place: Path) -> Path:

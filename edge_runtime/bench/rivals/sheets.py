@@ -15,9 +15,9 @@ def sheets(report: Report) -> list[Sheet]:
         f"greedy, {settings.tokens} tokens, {settings.threads} threads, medians of {settings.rounds} interleaved "
         f"rounds. open, copy: tok/s of whole answers, prompt included. ttft: ms behind {settings.prefix_tokens} tokens "
         f"that are new; known: that the prompt before began with. NLL: of the same {settings.nll_tokens} tokens. "
-        "MB: peak resident memory. as ours, as tf: greedy texts equal to those of ours and of transformers, plain"
+        "MB: peak resident memory. =ours, =tf: greedy texts equal to those of ours and of transformers, plain"
     )
-    numbers = ("NLL", "open", "copy", "ttft", "known", "MB", "as ours", "as tf")
+    numbers = ("NLL", "open", "copy", "ttft", "known", "MB", "=ours", "=tf")
     found = [Sheet("Peers side by side", ("program", "mode", "weights", *numbers), 3, rows, caption)] if rows else []
     failed = tuple((rival.kind, rival.mode, rival.error or "") for rival in report.rivals if rival.error is not None)
     return found + ([Sheet("Did not run", ("program", "mode", "why"), 3, failed)] if failed else [])
