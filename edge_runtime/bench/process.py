@@ -49,8 +49,8 @@ class Order:
     place: str | None = None
     """What ``prepare`` makes."""
     directory: str | None = None
-    """Where it may leave the checkpoint as a Hugging Face directory, for others too; the major release of transformers is
-    added to the name."""
+    """Where it may leave the checkpoint as a Hugging Face directory, for others too; the major release of transformers
+    is added to the name."""
     assistant: str | None = None
 
 
