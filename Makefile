@@ -1,9 +1,10 @@
 # Everything runs from .venv, which the targets make as needed. A stamp says what is installed in it, so a second
-# run installs nothing. Override with PYTHON=python3.12, VENV=path, BUNDLE=path.
+# run installs nothing. Override with PYTHON=python3.12, VENV=path, BUNDLE=path, PEERS=path.
 
 PYTHON ?= python3
 VENV   ?= .venv
 BUNDLE ?= bundles/gemma-3-270m
+PEERS  ?= bench-envs
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
@@ -47,6 +48,15 @@ bench: $(VENV)/.bench-stamp ## measure plain against drafted, then against trans
 	@$(BIN)/edge-export demo --output $(BUNDLE)
 	@$(BIN)/edge-runtime bench --bundle $(BUNDLE) --json bench-results/protocol.json --html bench-results/protocol.html
 	@$(BIN)/edge-runtime bench --view claims --bundle $(BUNDLE) --gguf "`$(BIN)/edge-export demo --print-source`" --json bench-results/latest.json
+
+.PHONY: peers
+peers: $(VENV)/.demo-stamp ## give each program that ours is measured beside an environment of its own (some 6 GB)
+	@$(BIN)/python -m edge_runtime.bench.environments $(PEERS)
+
+.PHONY: rivals
+rivals: peers ## measure whole answers of ours and of these programs, side by side
+	@$(BIN)/edge-export demo --output $(BUNDLE)
+	@$(BIN)/edge-runtime bench --view rivals --bundle $(BUNDLE) --gguf "`$(BIN)/edge-export demo --print-source`" --peer-envs $(PEERS) --json bench-results/rivals.json
 
 .PHONY: clean
 clean: ## remove .venv, caches and the demo's bundle

@@ -77,6 +77,10 @@ HOMES: dict[str, tuple[str, ...]] = {
         "export/train*",
     ),
     "llama_cpp": ("edge_runtime/bench/peers/*",),
+    "onnxruntime_genai": ("edge_runtime/bench/peers/*",),
+    "openvino": ("edge_runtime/bench/peers/*",),
+    "openvino_genai": ("edge_runtime/bench/peers/*",),
+    "ctranslate2": ("edge_runtime/bench/peers/*",),
     "llguidance": ("edge_runtime/text/*",),
     "starlette": ("edge_runtime/server/*",),
     "uvicorn": ("edge_runtime/server/*",),
@@ -97,6 +101,7 @@ HOMES |= {name: (*HOMES[name], f"edge_runtime/doctor/probes/{module}.py") for na
 # Seconds, hundreds of megabytes or hardware: never by importing one of the runtime's modules.
 HEAVY: tuple[str, ...] = ("onnxruntime", "onnx", "torch", "transformers", "bitsandbytes", "tensorrt", "jtop")
 HEAVY += ("cuda", "llama_cpp", "sentencepiece", "jinja2", "llguidance", "matplotlib")
+HEAVY += ("onnxruntime_genai", "openvino", "openvino_genai", "ctranslate2")
 
 VAGUE_NAMES = frozenset({"utils", "util", "common", "base", "helpers", "misc"})
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from tiny_models import TinyConfig, export_tiny, save_tiny
 
-from edge_runtime.bench.against import OURS, PeerFigures, PeerSource, Plan, compare_peers
+from edge_runtime.bench.against import PeerFigures, PeerSource, Plan, compare_peers
 from edge_runtime.bench.corpus import prompts, sample_text
-from edge_runtime.bench.process import PeerProcess
+from edge_runtime.bench.process import OURS, PeerProcess, order_for_ours
 from edge_runtime.bench.stats import Ratio, paired_ratio
 from edge_runtime.bench.texts import repeat_rate
 from edge_runtime.bench.verdict import engine_verdicts
@@ -73,8 +73,8 @@ def test_a_peer_that_is_absent_is_not_claimed_about() -> None:
 
 
 def test_a_peer_that_fails_says_why(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match=r"bench: ours ended: .*no bundle at"):
-        PeerProcess(OURS, tmp_path / "nowhere", 1, 64)
+    with pytest.raises(EngineError, match=r"bench: ours: BundleError: no bundle at"):
+        PeerProcess(OURS, order_for_ours("ours", tmp_path / "nowhere", 1, 64))
 
 
 def test_our_engine_as_a_peer(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ import pytest
 import tiny_bundle as tiny
 from click.testing import CliRunner, Result
 
+from edge_runtime.bench import environments
 from edge_runtime.bench.bandwidth import measure_speeds
+from edge_runtime.bench.environments import PeerKind
 from edge_runtime.bench.protocol.figures import PLAIN_LABEL
 from edge_runtime.bench.protocol.record import read_report
 from edge_runtime.bench.protocol.run import Bench
-from edge_runtime.cli import bench_protocol, main
+from edge_runtime.cli import bench_protocol, bench_rivals, main
 from edge_runtime.errors import InputError
 from edge_runtime.resident import Resident
 
@@ -92,3 +95,57 @@ def test_two_precisions_are_taken_apart(tmp_path: Path, monkeypatch: pytest.Monk
     assert report.bundles["main"].nll == pytest.approx(report.bundles["beside"].nll, abs=1e-6)
     plain = [one.nll for one in report.answers if (one.prompt, one.method) == ("battery", PLAIN_LABEL)]
     assert len(plain) == 2 and plain[0] == pytest.approx(plain[1], abs=1e-6)
+
+
+def test_peers_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours on the tiny bundle, beside a peer that works, one that does not, and one that is not installed."""
+    fake = str(Path(__file__).with_name("fake_peer.py"))
+    kinds = (
+        PeerKind("fake", fake, "json", {"good": None, "refuses": None}, ()),
+        PeerKind("absent", fake, "no_such_module", {"plain": None}, ()),
+    )
+    monkeypatch.setattr(environments, "peer_kinds", lambda: kinds)
+    monkeypatch.setattr(bench_rivals, "_PREFIX_TOKENS", 40)
+    monkeypatch.setattr(bench_rivals, "SAMPLE_TOKENS", 24)
+    path, checkpoint = tmp_path / "run.json", tmp_path / "model.gguf"
+    checkpoint.touch()
+    options = ("--view", "rivals", "--peer-envs", str(tmp_path), "--threads", "1", "--tokens", "16", "--rounds", "2")
+    common = ["bench", "--bundle", str(tiny.bundle()), *options]
+    found = CliRunner().invoke(main, [*common, "--gguf", str(checkpoint), "--json", str(path)])
+    assert found.exit_code == 0, found.output
+    report = json.loads(path.read_text(encoding="utf-8"))
+    rivals = {f"{one['kind']} {one['mode']}": one for one in report["rivals"]}
+    named = ["ours plain", "ours auto", "fake good", "fake refuses", "absent plain"]
+    assert report["complete"] and list(rivals) == named
+    plain, auto = rivals["ours plain"], rivals["ours auto"]
+    assert [one["tokens"] for one in plain["answers"]] == [one["tokens"] for one in auto["answers"]]
+    assert len(plain["answers"]) == 4 and len(plain["firsts"]) == 2
+    assert plain["nll"] == pytest.approx(auto["nll"], abs=1e-6)
+    for words in ("Peers side by side", "Did not run", "no such architecture: gemma3", "not installed: `make peers`",
+                  "first in peak memory", "first in ttft on a repeated prefix of 40 tokens"):  # fmt: skip
+        assert words in " ".join(found.stdout.split())
+    assert "2 rounds: about " in found.stderr and max(map(len, found.stdout.splitlines()[:8])) <= 100
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((), "--view rivals needs --gguf"),
+        (("--gguf", "no/such.gguf"), "gguf: there is no no/such.gguf"),
+        (("--gguf", "/", "--peers", "lama.cpp"), "none of llama.cpp"),
+        (("--gguf", "/", "--peer-python", "llama.cpp"), "not KIND=PATH"),
+        (("--gguf", "/", "--assistant", "no/such"), "assistant: there is no no/such"),
+        (("--gguf", "/", "--tokens", "1000"), "tokens: at most"),
+        (("--gguf", "/", "--html", "x.html"), "not with --html"),
+        (("--gguf", "/", "--patience", "nan"), "not a finite number"),
+    ],
+)
+def test_rivals_refuse_in_a_line(options: tuple[str, ...], words: str) -> None:
+    found = CliRunner().invoke(main, ["bench", "--bundle", str(tiny.bundle()), "--view", "rivals", *options])
+    assert found.exit_code == 2 and words in found.stderr
+
+
+def test_other_views_take_no_option_of_rivals() -> None:
+    for options in (("--peers", "llama.cpp"), ("--view", "claims", "--assistant", "x")):
+        found = CliRunner().invoke(main, ["bench", "--bundle", str(tiny.bundle()), *options])
+        assert found.exit_code == 2 and f"not with {options[-2]}" in found.stderr

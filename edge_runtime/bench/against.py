@@ -9,10 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from .process import PeerProcess
+from .process import OURS, PROGRAMS, Order, PeerProcess, order_for_ours
 from .stats import Ratio, paired_ratio
-
-OURS = "ours"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +19,15 @@ class PeerSource:
 
     kind: str
     path: Path
+    program: str = ""
+    """In ``peers``; of ours, none is named."""
+    python: Path | None = None
+    """That it runs under; ``None``: this one."""
+
+    def order(self, threads: int, context: int) -> Order:
+        if self.kind == OURS:
+            return order_for_ours("ours", self.path, threads, context)
+        return Order("serve", str(PROGRAMS / self.program), str(self.path.resolve()), threads, context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +67,7 @@ def compare_peers(
         peers = {}
         for i, source in enumerate(sources):
             progress(f"load {source.kind}", i, len(sources))
-            process = PeerProcess(source.kind, source.path, plan.threads, plan.context)
+            process = PeerProcess(source.kind, source.order(plan.threads, plan.context), source.python)
             peers[source.kind] = stack.enter_context(process)
         samples = _rounds(peers, prompts, plan, progress)
         # After the speed: whole-row logits of a text would otherwise count in the peak.
@@ -68,7 +75,7 @@ def compare_peers(
         nll = {}
         for i, (kind, peer) in enumerate(peers.items()):
             progress("quality", i, len(peers))
-            nll[kind] = float(peer.ask("nll", ids=list(sample)))
+            nll[kind] = peer.number("nll", ids=list(sample))
         return tuple(_figures(peer, samples, nll[kind], peaks[kind], plan) for kind, peer in peers.items())
 
 
@@ -102,11 +109,11 @@ def _rounds(
 
 
 def _figures(peer: PeerProcess, samples: Samples, nll: float, peak: int, plan: Plan) -> PeerFigures:
-    mine, ours = samples[peer.kind], samples[OURS]
-    other = peer.kind != OURS
+    mine, ours = samples[peer.name], samples[OURS]
+    other = peer.name != OURS
     return PeerFigures(
-        kind=peer.kind,
-        load_s=peer.load_s,
+        kind=peer.name,
+        load_s=float(peer.greeting["load_s"]),
         nll=nll,
         decode_ms=1e3 * float(np.median(mine[1])),
         verify_ms={rows: 1e3 * float(np.median(mine[rows])) for rows in plan.verify_rows},

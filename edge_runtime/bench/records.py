@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import sys
 from dataclasses import fields
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +20,16 @@ from ..schema import plain, structure
 _MOST_BYTES = 1 << 28
 
 T = TypeVar("T")
+
+
+def started() -> str:
+    """Date and time, to the minute."""
+    return datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def command() -> str:
+    """That this process was started by."""
+    return shlex.join(["edge-runtime", *sys.argv[1:]])
 
 
 def as_json(record: Any) -> str:

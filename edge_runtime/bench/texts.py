@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..decoder import Clock, Decoder
-from ..engines.protocol import Ids
 from ..errors import InputError
 from ..generation import Generation, GenerationResult
 from ..loading import LoadedBundle
@@ -100,12 +99,21 @@ class Desk:
         return self._decode(decoder, self._session(method, task, law, round_number, max_tokens, len(task.ids) - 1))
 
     def ask(
-        self, method: Method, task: Task, law: Law, round_number: int, max_tokens: int, *, seed: int | None = None
+        self,
+        method: Method,
+        task: Task,
+        law: Law,
+        round_number: int,
+        max_tokens: int,
+        *,
+        seed: int | None = None,
+        known: int = 0,
     ) -> Spoken:
-        """The same with the prompt fed anew, in its time to the first token. With a ``seed``, whatever the method."""
+        """The same with the prompt fed anew, in its time to the first token. With a ``seed``, whatever the method;
+        ``known``: so many tokens at its start are in the slot, and are not fed."""
         decoder = self.decoder(method)
         self.held.prompt = ()
-        return self._decode(decoder, self._session(method, task, law, round_number, max_tokens, 0, seed))
+        return self._decode(decoder, self._session(method, task, law, round_number, max_tokens, known, seed))
 
     def _session(
         self, method: Method, task: Task, law: Law, number: int, max_tokens: int, kv_len: int, seed: int | None = None
@@ -191,7 +199,3 @@ def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
     """Where two texts part; ``None``: nowhere, as far as both go."""
     pairs = zip(left, right, strict=False)
     return next((place for place, (one, other) in enumerate(pairs) if one != other), None)
-
-
-def as_ids(tokens: Sequence[int]) -> Ids:
-    return np.asarray(tokens, np.int64)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .against import OURS, PeerFigures
+from .against import PeerFigures
+from .process import OURS
 from .serving import ServingFigures
 from .speculation import PromptFigures
 
@@ -22,6 +23,9 @@ class Verdict:
     claim: str
     found: str
     met: bool
+
+    def __str__(self) -> str:
+        return f"{'met ' if self.met else 'MISSED'} {self.claim}: {self.found}"
 
 
 def engine_verdicts(peers: Sequence[PeerFigures], bundle_bytes: int) -> Iterator[Verdict]:

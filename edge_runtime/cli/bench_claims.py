@@ -4,11 +4,10 @@ what to show, measures nothing.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -19,8 +18,10 @@ from rich.console import Console
 from rich.table import Table
 
 from .. import __version__
-from ..bench.against import OURS, PeerFigures, PeerSource, Plan, compare_peers
+from ..bench.against import PeerFigures, PeerSource, Plan, compare_peers
 from ..bench.corpus import SAMPLE_TOKENS, prompts, sample_text
+from ..bench.environments import chosen_kinds, python_of
+from ..bench.process import OURS
 from ..bench.serving import ServingFigures, compare_serving
 from ..bench.speculation import PromptFigures, compare_plain, look_again
 from ..bench.texts import Desk, Held, Law
@@ -36,7 +37,7 @@ _LAWS = (
     Law("greedy", SamplingParams(temperature=0.0)),
     Law("sampled", SamplingParams(temperature=1.0, top_k=64, top_p=0.95)),
 )
-_MODULES = {"llama.cpp": "llama_cpp", "transformers": "transformers"}
+_PEERS = ("llama.cpp", "transformers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,10 @@ class Wanted:
     rounds: int
     tokens: int
     json_path: Path | None
+    pythons: Mapping[str, Path]
+    """Of peers that are named."""
+    environments: Path
+    """Of the others."""
 
 
 @dataclass(slots=True)
@@ -73,7 +78,7 @@ def hold_claims(wanted: Wanted, console: Console) -> None:
                 loaded.close()  # one model in memory at a time: it would count in no figure, and yet disturb
                 context = min(1024, loaded.target.info.capacity)
                 plan = Plan(rounds=wanted.rounds, threads=wanted.threads, context=context)
-                found.peers = _peers(loaded, wanted.gguf, plan, progress)
+                found.peers = _peers(loaded, wanted, plan, progress)
                 loaded = load_bundle(wanted.bundle, settings)
             if "speculation" in wanted.parts:
                 found.drafts = _drafts(loaded, wanted, meter, progress)
@@ -94,7 +99,7 @@ def hold_claims(wanted: Wanted, console: Console) -> None:
     if found.serving is not None:
         found.verdicts += serving_verdicts(found.serving)
     for verdict in found.verdicts:
-        console.print(f"{'met ' if verdict.met else 'MISSED'} {verdict.claim}: {verdict.found}")
+        console.print(str(verdict))
     if wanted.json_path is not None:
         _write(wanted.json_path, wanted, found)
 
@@ -113,15 +118,16 @@ def _drafts(
 
 
 def _peers(
-    loaded: LoadedBundle, gguf: Path | None, plan: Plan, progress: Callable[[str, int, int], None]
+    loaded: LoadedBundle, wanted: Wanted, plan: Plan, progress: Callable[[str, int, int], None]
 ) -> tuple[PeerFigures, ...]:
     sources = [PeerSource(OURS, loaded.directory)]
-    for kind, module in _MODULES.items():
-        if gguf is None or importlib.util.find_spec(module) is None:
-            why = "no --gguf was given" if gguf is None else f"{module} is not installed"
-            click.echo(f"{kind} is left out: {why}", err=True)
+    for kind in chosen_kinds(_PEERS):
+        python = python_of(kind, wanted.pythons, wanted.environments)
+        if wanted.gguf is None or python is None:
+            why = "no --gguf was given" if wanted.gguf is None else f"{kind.module} is not installed (`make peers`)"
+            click.echo(f"{kind.kind} is left out: {why}", err=True)
         else:
-            sources.append(PeerSource(kind, gguf))
+            sources.append(PeerSource(kind.kind, wanted.gguf, kind.program, python))
     ids = [loaded.tokenizer.encode(prompt.text) for prompt in prompts("open")]
     sample = loaded.tokenizer.encode(sample_text())[: SAMPLE_TOKENS + 1]
     return compare_peers(sources, ids, sample, plan, progress)

@@ -4,11 +4,8 @@ no figure.
 
 from __future__ import annotations
 
-import shlex
-import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,7 +29,7 @@ from ..bench.protocol.plan import (
 from ..bench.protocol.record import SCHEMA, Peak, Report, Settings, done, read_report
 from ..bench.protocol.run import Bench
 from ..bench.protocol.sheets import sheets
-from ..bench.records import begin_file, refuse_other_settings, write_record, write_whole
+from ..bench.records import begin_file, command, refuse_other_settings, started, write_record, write_whole
 from ..bench.residence import measure
 from ..bundle import MANIFEST_NAME, TARGET, file_sha256, read_manifest
 from ..config import Config, EngineConfig
@@ -153,8 +150,8 @@ def _begun(settings: Settings, bench: Bench, power: str, given: dict[str, Any]) 
         schema=SCHEMA,
         edge_runtime=__version__,
         settings=settings,
-        started=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        command=shlex.join(["edge-runtime", *sys.argv[1:]]),
+        started=started(),
+        command=command(),
         power=power,
         bundles=bench.facts(given["head"]),
     )

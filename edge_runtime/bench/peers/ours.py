@@ -1,24 +1,31 @@
-"""This runtime's engine as a peer: plain forwards, no decoder around them."""
+"""This runtime's engine as a peer: plain forwards, no decoder around them. Runs in this environment."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ...bundle import TARGET, read_manifest
 from ...engines.ort import OrtEngine, OrtSettings
 from ...engines.protocol import HeadOutput, HeadRequest, StepInput
+from ..reading import read
 
-_CHUNK = 8
+PACKAGES = ("edge-runtime", "onnxruntime", "numpy")
+
+
+def open_peer(order: dict[str, Any]) -> OursPeer:
+    return OursPeer(Path(order["source"]), order["threads"], order["context"])
 
 
 class OursPeer:
     def __init__(self, source: Path, threads: int, context: int) -> None:
-        settings = OrtSettings(capacity=context, threads=threads)
-        self._engine = OrtEngine(source, read_manifest(source), TARGET, settings)
+        settings, manifest = OrtSettings(capacity=context, threads=threads), read_manifest(source)
+        self.weights = manifest.model(TARGET).precision
+        self._engine = OrtEngine(source, manifest, TARGET, settings)
         self._position = 0
         self._last = 0
 
@@ -55,15 +62,7 @@ class OursPeer:
         return time.perf_counter() - started
 
     def nll(self, ids: Sequence[int]) -> float:
-        total, self._position = 0.0, 0
-        for start in range(0, len(ids) - 1, _CHUNK):
-            chunk = ids[start : min(start + _CHUNK, len(ids) - 1)]
-            following = np.array(ids[start + 1 : start + 1 + len(chunk)], np.int64)
-            head = self._forward(chunk, HeadRequest(0, len(chunk), gather_ids=following))
-            assert head is not None and head.gathered is not None
-            total += float((head.logsumexp.astype(np.float64) - head.gathered).sum())
-            self._position += len(chunk)
-        return total / (len(ids) - 1)
+        return read(self._engine, ids[:1], ids[1:], self._engine.info.max_rows).nll
 
     def _forward(self, tokens: Sequence[int], head: HeadRequest | None) -> HeadOutput | None:
         return self._engine.forward(StepInput(0, np.array(tokens, np.int64), self._position, head)).head

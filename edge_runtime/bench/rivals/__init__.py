@@ -1,0 +1,1 @@
+"""Whole answers of this runtime and of its peers, side by side in one run."""
