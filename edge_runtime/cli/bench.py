@@ -1,5 +1,5 @@
-"""``edge-runtime bench``: the articles' protocol on this machine, how cost grows, what the project claims, or its peers side
-by side. Knows the options of all views, measures and shows nothing itself.
+"""``edge-runtime bench``: the articles' protocol on this machine, how cost grows, what the project claims, or
+its peers side by side. Knows the options of all views, measures and shows nothing itself.
 """
 
 from __future__ import annotations
