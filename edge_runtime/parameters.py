@@ -38,6 +38,10 @@ class Finite(click.FloatRange):
             self.fail(f"{value} is not {self._wanted()}{self._unit}.", param, ctx)
         return number
 
+    def _describe_range(self) -> str:
+        """For ``--help``: click says ``x<=None`` where there is no bound."""
+        return super()._describe_range() if self.min is not None or self.max is not None else ""
+
     def _wanted(self) -> str:
         if self.min is None:
             return f"at most {self.max:g}"

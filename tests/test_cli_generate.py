@@ -222,3 +222,5 @@ def test_every_option_has_a_help_text() -> None:
     for command in (generate, chat):
         assert command.help
         assert [p.name for p in command.params if isinstance(p, click.Option) and not p.help] == []
+        # click's word for a range without a bound
+        assert "<=None" not in command.get_help(click.Context(command))
