@@ -36,8 +36,8 @@ class Reading:
 
 def read(engine: Engine, prompt: Sequence[int], tokens: Sequence[int], most_rows: int) -> Reading:
     """Teacher forcing in slot 0, whose cache holds the prompt but for its last token, and may be written behind it."""
-    fed, position = _as_ids([prompt[-1], *tokens[:-1]]), len(prompt) - 1
-    wanted = _as_ids(tokens)
+    fed, position = as_ids([prompt[-1], *tokens[:-1]]), len(prompt) - 1
+    wanted = as_ids(tokens)
     rows = min(_ROWS, most_rows)
     logprobs, regrets, ids, logits = [], [], [], []
     for start in range(0, len(fed), rows):
@@ -53,5 +53,5 @@ def read(engine: Engine, prompt: Sequence[int], tokens: Sequence[int], most_rows
     return Reading(np.concatenate(logprobs), np.concatenate(regrets), np.concatenate(ids), np.concatenate(logits))
 
 
-def _as_ids(tokens: Sequence[int]) -> Ids:
+def as_ids(tokens: Sequence[int]) -> Ids:
     return np.asarray(tokens, np.int64)

@@ -22,7 +22,7 @@ from ...sampling import SamplingParams
 from ...session import Session, StepResult
 from ..corpus import sample_text
 from ..methods import AUTO
-from ..texts import as_ids
+from ..reading import as_ids
 from .record import Step
 from .replay import FreeDraft, Replayed
 
