@@ -72,8 +72,8 @@ class OrtEngine:
             hidden_input=model.hidden_input,
             keeps_hidden=settings.keeps_hidden,
             fan_out=model.fan_out,
-            # Whether rows are the same bits whatever stands beside them was shown for chains only.
             lanes=model.lanes.count if settings.lanes and model.lanes else 0,
+            # Whether rows are the same bits whatever stands beside them was shown for chains only.
             trees=model.trees and settings.device == "cpu" and not settings.deterministic,
         )
         self.ran_s = 0.0
