@@ -78,6 +78,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     ),
     "llama_cpp": ("edge_runtime/bench/peers/*",),
     "onnxruntime_genai": ("edge_runtime/bench/peers/*",),
+    "builders": ("edge_runtime/bench/peers/genai_builder.py",),  # what onnxruntime_genai.models puts on the path
     "openvino": ("edge_runtime/bench/peers/*",),
     "openvino_genai": ("edge_runtime/bench/peers/*",),
     "ctranslate2": ("edge_runtime/bench/peers/*",),
