@@ -23,8 +23,8 @@ from .bench_rivals import hold_rivals
 from .laws import law_options, refuse_useless_laws
 
 VIEWS = ("protocol", "growth", "batch", "rivals", "claims", *PARTS)
-_WIDTH = 100
-"""Of tables that go into a file."""
+_WIDTH, _WIDE = 100, 140
+"""Of tables that go into a file, and of those that have more columns."""
 _OF_BOTH = {"bundle", "view", "threads", "rounds", "tokens", "json_path"}
 _OF_PEERS = {"gguf", "peer_python", "peer_envs"}
 _OF_RIVALS = {"peers", "assistant", "patience"}
@@ -85,7 +85,7 @@ def bench(said: click.Context, /, **given: Any) -> None:
     """Measure whole answers on this machine, plain against drafted; beside other programs; or hold what the project
     claims."""
     view = given["view"]
-    console = plain_console(None if sys.stdout.isatty() else _WIDTH)
+    console = plain_console(None if sys.stdout.isatty() else _WIDE if view == "growth" else _WIDTH)
     if view == "batch":
         refuse_useless(said, "--view batch", set(given) - _OF_BATCH)
         measure_batch(given, console)
