@@ -227,7 +227,8 @@ def test_it_shows_writes_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for words in ("Context", "Sessions that take turns", "Models", "Replayed at a set acceptance, not text",
                   "What of a step is our own code"):  # fmt: skip
         assert words in done.stdout
-    assert max(map(len, done.stdout.splitlines())) <= 100
+    assert max(map(len, done.stdout.splitlines())) <= 140
+    assert done.stdout.count("[") == done.stdout.count("]") and "peak MB" in done.stdout, "columns that are cut"
     outline = Outline(html.read_text(encoding="utf-8"))
     assert (outline.wrong, outline.open) == ([], []) and len(outline.all("svg")) == 10
     assert "nan" not in "".join(outline.text_of("text")) and any("not text" in one for one in outline.text_of("h3"))
