@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ...cost import CostTable, dense_by_rows, expected_tokens
+
 Price = Callable[[int], float]
 """Seconds of a step by its rows."""
 
@@ -38,7 +40,7 @@ def answers(rates: Sequence[float], tokens: int, seed: int) -> list[Answer]:
 
 def expected(rate: float, drafts: int) -> float:
     """Tokens that a step commits: those kept and one more."""
-    return float(sum(rate**place for place in range(drafts + 1)))
+    return expected_tokens([rate] * drafts)
 
 
 def lengths_alone(rates: Sequence[float], price: Price, most: int) -> list[int]:
@@ -73,16 +75,5 @@ def uniform_length(rates: Sequence[float], price: Price, most: int) -> int:
 
 
 def price_of(known: dict[int, float]) -> Price:
-    """Between measured numbers of rows a straight line, beyond them the last one."""
-    rows = sorted(known)
-    seconds = [known[count] for count in rows]
-    if len(rows) == 1:
-        return lambda count: seconds[0]
-
-    def price(count: int) -> float:
-        if count <= rows[-1]:
-            return float(np.interp(count, rows, seconds))
-        slope = (seconds[-1] - seconds[-2]) / (rows[-1] - rows[-2])
-        return seconds[-1] + slope * (count - rows[-1])
-
-    return price
+    """From measured numbers of rows, as the chooser reckons between and beyond them."""
+    return CostTable(body_s=dense_by_rows(known), head_s=(0.0,), draft_s=0.0).body
