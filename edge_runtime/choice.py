@@ -212,8 +212,7 @@ def decide(
         poor = True
     plain = Choice(0, "batched", 1.0, plain_s, 1.0 / plain_s, 1.0)
     now = plain if chosen is None else _at(chosen[0], chosen[1])
-    saved_s = min(text.saved_s + policy.probe_budget * now.step_s, _MOST_SAVED * plain_s)
-    text = TextChoice(text.step + 1, saved_s, text.deeper_due)
+    text = stepped(text, now.step_s, plain_s, policy)
     probe = _probe(candidates, states, chosen, now, plain_s, text, ledger, policy)
     if probe is not None:
         return probe
@@ -223,9 +222,9 @@ def decide(
     return _drafting(chosen[0], now, room, text, states, ledger, policy)
 
 
-def rested(text: TextChoice, plain_s: float, policy: KPolicy) -> TextChoice:
-    """After a plain step that nobody decided on."""
-    saved_s = min(text.saved_s + policy.probe_budget * plain_s, _MOST_SAVED * plain_s)
+def stepped(text: TextChoice, step_s: float, plain_s: float, policy: KPolicy) -> TextChoice:
+    """One step on, whether anybody decided on it or not: its share is saved for probes."""
+    saved_s = min(text.saved_s + policy.probe_budget * step_s, _MOST_SAVED * plain_s)
     return TextChoice(text.step + 1, saved_s, text.deeper_due)
 
 

@@ -20,8 +20,8 @@ from edge_runtime.choice import (
     TextMemory,
     decide,
     judged,
-    rested,
     richer,
+    stepped,
 )
 from edge_runtime.choice import refill_steps as steps_of_a_probe
 from edge_runtime.cost import Choice, CostTable, best_k, step_seconds, stop_below
@@ -148,7 +148,7 @@ class Chooser:
             return LengthPlan(k, "batched", f"K={k}: measuring what a step costs", source=offers[0].source)
         if memory.rest and not offers:
             memory.rest -= 1
-            memory.choice = rested(memory.choice, table.plain_s, self._policy)
+            memory.choice = stepped(memory.choice, table.plain_s, table.plain_s, self._policy)
             self._looks_s += self._look_share * table.plain_s
             return LengthPlan(0, "batched", memory.resting)
         candidates = [self._offered(ask, offer, memory) for offer in offers]
