@@ -24,6 +24,10 @@ _INTERRUPTED = 128 + 2
 _READER_LEFT = 128 + 13
 
 
+# A terminal obeys control characters, and a text is not to command it: they show as pictures of themselves.
+PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"}
+PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+
 _ALIKE = dict(zip("█▉▊▋▌▍▎▏▇▆▅▄▃▂▁…±×–—", "####=---#*+=-_.~~x--", strict=True)) | {"°": ""}
 """What stands for the pictures of our own output where the locale has no such characters."""
 
@@ -36,6 +40,11 @@ _EXTRAS = {
     "matplotlib": "plot",
 }
 """Which extra brings a package that a command may lack."""
+
+
+def shown(text: str) -> str:
+    """One line that a terminal shows and does not obey."""
+    return text.translate(PICTURES | dict.fromkeys((ord("\n"), ord("\t")), ord(" ")))
 
 
 def plain_console(width: int | None = None, *, stderr: bool = False) -> Console:
@@ -154,5 +163,6 @@ def _leave_stdout() -> None:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    click.echo(f"error: {' '.join(message.split())}", err=True)
+    # Names in it come from outside: of files, of bundles, of checkpoints.
+    click.echo(f"error: {shown(' '.join(message.split()))}", err=True)
     sys.exit(code)

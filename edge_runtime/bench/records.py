@@ -5,7 +5,6 @@ no field of them.
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
 from dataclasses import fields
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import ConfigError
-from ..files import read_at_most
+from ..files import read_at_most, replace_text
 from ..schema import plain, structure
 
 _MOST_BYTES = 1 << 28
@@ -39,15 +38,7 @@ def as_json(record: Any) -> str:
 
 def write_record(path: Path, record: Any) -> None:
     """Whole or not at all: a stop while writing leaves the file of before. Raises ``OSError``."""
-    write_whole(path, as_json(record))
-
-
-def write_whole(path: Path, text: str) -> None:
-    """The same of a text."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.part")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    replace_text(path, as_json(record))
 
 
 def begin_file(path: Path, record: Any) -> None:

@@ -14,7 +14,7 @@ from ..bench.environments import ENVIRONMENTS, named_pythons
 from ..bench.process import PATIENCE_S
 from ..bench.protocol.plan import LENGTHS
 from ..console import plain_console
-from ..parameters import Finite, Place, Word, Written, refuse_useless
+from ..parameters import Finite, Kept, Place, Word, Written, refuse_useless
 from .bench_batch import measure_batch
 from .bench_claims import PARTS, Wanted, hold_claims
 from .bench_growth import measure_growth
@@ -77,9 +77,9 @@ _WITH_GROWTH = {"bundle", "view", "threads", "rounds", "quick", "head", "drafter
               "layers]")  # fmt: skip
 @click.option("--patience", type=Finite(0.0, unit="seconds", above=True), default=PATIENCE_S, show_default=True,
               metavar="S", help="For one answer of a peer, before it is out.")  # fmt: skip
-@click.option("--json", "json_path", type=Written(), help="Write texts and figures here, as they come.")
-@click.option("--resume", type=Written(), help="Go on with such a file; written to, unless --json is given.")
-@click.option("--html", "html_path", type=Written(), help="Write one page with plots, tables and the data here.")
+@click.option("--json", "json_path", metavar="FILE", type=Kept(), help="Write texts and figures here, as they come.")
+@click.option("--resume", metavar="FILE", type=Kept(), help="Go on with such a file; written to, unless --json is given.")
+@click.option("--html", "html_path", metavar="FILE", type=Written(), help="Write one page with plots, tables and the data here.")
 @click.pass_context
 def bench(said: click.Context, /, **given: Any) -> None:
     """Measure whole answers on this machine, plain against drafted; beside other programs; or hold what the project

@@ -29,7 +29,7 @@ from ..bench.protocol.plan import (
 from ..bench.protocol.record import SCHEMA, Peak, Report, Settings, done, read_report
 from ..bench.protocol.run import Bench
 from ..bench.protocol.sheets import sheets
-from ..bench.records import begin_file, command, refuse_other_settings, started, write_record, write_whole
+from ..bench.records import begin_file, command, refuse_other_settings, started, write_record
 from ..bench.residence import measure
 from ..bundle import MANIFEST_NAME, TARGET, file_sha256, read_manifest
 from ..config import Config, EngineConfig
@@ -89,7 +89,7 @@ def measure_protocol(given: dict[str, Any], console: Console) -> None:
     for sheet in sheets(report):
         console.print(table_of(sheet))
     if given["html_path"] is not None:
-        write_whole(given["html_path"], page(report))
+        replace_text(given["html_path"], page(report))
 
 
 def _asked(given: dict[str, Any]) -> _Asked:

@@ -27,7 +27,7 @@ from ..bench.texts import Law, check_fits
 from ..bundle import MANIFEST_NAME, file_sha256
 from ..console import plain_console
 from ..loading import MAX_DRAFT_TOKENS, LoadedBundle, LoadSettings, load_bundle
-from ..parameters import Place, Written, refuse_useless
+from ..parameters import Kept, Place, Written, refuse_useless
 from .compare_tables import costs_table, tables
 from .laws import law_options, laws_of, names_in, refuse_useless_laws
 from .progress import nested_progress
@@ -57,9 +57,9 @@ _OF_COSTS = {"costs_only", "bundle", "head", "threads"}
 @click.option("--head", type=click.Choice(["screened", "full"]), default="screened", show_default=True,
               help="Head of the bundle under study; plain decoding has the faster one.")  # fmt: skip
 @click.option("--threads", type=click.IntRange(0), default=0, metavar="N", help="CPU threads.  [default: one per core]")
-@click.option("--json", "json_path", type=Written(), help="Write the texts and figures here, as they come.")
-@click.option("--resume", type=Written(), help="Go on with such a file; written to, unless --json is given.")
-@click.option("--plot", "plot_path", type=Written(), help="Draw it: a .svg, .png or .pdf file.")
+@click.option("--json", "json_path", metavar="FILE", type=Kept(), help="Write the texts and figures here, as they come.")
+@click.option("--resume", metavar="FILE", type=Kept(), help="Go on with such a file; written to, unless --json is given.")
+@click.option("--plot", "plot_path", metavar="FILE", type=Written(), help="Draw it: a .svg, .png or .pdf file.")
 @click.option("--strict", is_flag=True, help="Exit code 1 where a floor is missed.")
 @click.pass_context
 def compare(said: click.Context, /, **given: Any) -> None:

@@ -10,13 +10,13 @@ from typing import get_args
 
 import click
 
+from ..console import shown
 from ..errors import Unavailable
 from ..parameters import Finite, Place, refuse_useless
 from ..telemetry.opening import SourceName, is_starting, open_source
 from ..telemetry.recording import new_samples, read_recording, record
 from ..telemetry.sample import Sample
 from ..telemetry.source import TelemetrySource
-from .output import shown
 
 _PATIENCE_S = 30.0
 """For a first sample: jtop's process has to start."""
