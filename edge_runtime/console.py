@@ -8,9 +8,13 @@ import codecs
 import errno
 import io
 import os
+import signal
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -20,7 +24,10 @@ from .errors import EdgeError, did_you_mean
 if TYPE_CHECKING:
     from rich.console import Console
 
+LINE_EVERY_S = 20.0
+"""Between two lines of long work."""
 _INTERRUPTED = 128 + 2
+_ENDINGS = (signal.SIGTERM, signal.SIGHUP)
 _READER_LEFT = 128 + 13
 
 
@@ -52,6 +59,21 @@ def plain_console(width: int | None = None, *, stderr: bool = False) -> Console:
     from rich.console import Console
 
     return Console(width=width, stderr=stderr, markup=False, emoji=False, highlight=False)
+
+
+class SlowLines:
+    """Long work where no person watches: a line on stderr now and then, and none of what is done before that."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._told_s = clock()
+
+    def tell(self, line: str, *, now: bool = False) -> None:
+        """``now``: whatever the time is."""
+        at_s = self._clock()
+        if now or at_s - self._told_s >= LINE_EVERY_S:
+            self._told_s = at_s
+            click.echo(shown(line), err=True)
 
 
 class OneLineErrors(click.Group):
@@ -114,6 +136,28 @@ class OneLineErrors(click.Group):
             if sys.stderr.isatty():
                 click.echo(err=True)  # nothing shall stand behind ^C
             _fail("interrupted", _INTERRUPTED)
+
+
+@contextmanager
+def ends_tidily() -> Iterator[None]:
+    """Inside, SIGTERM and SIGHUP end the process as Ctrl-C does, by an exception: what was begun is undone, folders and
+    processes of our own with it. A second one ends it at once. Where they are ignored, as under nohup, they stay so.
+    """
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        raise SystemExit(128 + number)
+
+    # Python lets the main thread alone say what a signal does.
+    here = threading.current_thread() is threading.main_thread()
+    numbers = [number for number in _ENDINGS if here and signal.getsignal(number) is signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 @contextmanager

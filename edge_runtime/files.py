@@ -53,8 +53,8 @@ def check_writable(path: Path) -> None:
 
 
 def check_replaceable(path: Path) -> None:
-    """Whether another file may take its name, again and again: an ordinary one, and not the one that this process prints
-    to, whose text would be lost with it. Raises ``ConfigError``.
+    """Whether another file may take its name, again and again: an ordinary one, and not the one that this process
+    prints to, whose text would be lost with it. Raises ``ConfigError``.
     """
     try:
         found = path.stat()
@@ -72,8 +72,8 @@ def check_replaceable(path: Path) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Whole or not at all: a stop while writing leaves the file of before. A link stays one, and what is no ordinary file
-    (/dev/stdout) is written to and stays what it is. Raises ``OSError``.
+    """Whole or not at all: a stop while writing leaves the file of before. A link stays one, and what is no ordinary
+    file (/dev/stdout) is written to and stays what it is. Raises ``OSError``.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not path.is_file():

@@ -19,8 +19,16 @@ from .errors import ConfigError
 from .files import check_directory_writable, check_replaceable, check_writable
 
 
+class Whole(click.IntRange):
+    """A whole number, within bounds that may be left out; click's own is an "integer range" to whoever reads of it."""
+
+    name = "integer"
+
+
 class Finite(click.FloatRange):
     """A float that is a number, within bounds that may be left out."""
+
+    name = "number"
 
     def __init__(
         self, low: float | None = None, high: float | None = None, unit: str = "", *, above: bool = False

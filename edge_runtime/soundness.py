@@ -56,7 +56,7 @@ def refuse_commands(path: Path, what: str, data: object) -> None:
     if isinstance(data, str):
         bad = next((one for one in data if unicodedata.category(one) in _NOT_SHOWN), None)
         if bad is not None:
-            raise BundleError(f"{path}: {what} holds {ascii(bad)}, which no name has: {ascii(data[:_SHOWN_CHARACTERS])}")
+            raise BundleError(f"{path}: {what} holds {bad!a}, which no name has: {data[:_SHOWN_CHARACTERS]!a}")
     elif isinstance(data, dict):
         for key, value in data.items():
             refuse_commands(path, "a key", key)

@@ -143,7 +143,7 @@ def test_a_file_outside_the_bundle_is_refused(bundle: Path, name: str) -> None:
 
 @pytest.mark.parametrize("character", ["\x1b", "\n", "\x7f", "\x9b", "\u2028", "\ud800"])
 def test_a_name_that_commands_a_terminal_is_refused_wherever_it_stands(bundle: Path, character: str) -> None:
-    """Names are printed, logged and sent by all that reads a bundle; here is the one place that all of them go through."""
+    """Names are printed, logged and sent by all that reads a bundle; here all of them go through."""
     whole = (bundle / MANIFEST_NAME).read_text()
     evil = f"a{character}[31mb"
     data = json.loads(whole)

@@ -18,7 +18,7 @@ from click.types import FloatParamType
 from edge_runtime.cli import main as runtime
 from edge_runtime.errors import ConfigError
 from edge_runtime.files import check_directory_writable, check_replaceable, check_writable, read_at_most, replace_text
-from edge_runtime.parameters import Finite, Kept, Place, Word, Written, WrittenDirectory, refuse_useless
+from edge_runtime.parameters import Finite, Kept, Place, Whole, Word, Written, WrittenDirectory, refuse_useless
 from export.__main__ import main as export
 
 NO_NUMBERS = ("nan", "NaN", "-nan", "inf", "-inf", "Infinity", "1e400", "-1e999", "")
@@ -58,6 +58,18 @@ def test_no_option_takes_a_number_that_is_none(param: click.Parameter) -> None:
     assert isinstance(param.type, Finite), "use edge_runtime.parameters.Finite: click's own floats let NaN through"
     for value in NO_NUMBERS:
         refused(param, value)
+
+
+@pytest.mark.parametrize("param", typed(click.IntRange))
+def test_no_option_takes_an_integer_range(param: click.Parameter) -> None:
+    """Neither in its help nor in a refusal: it takes one of them."""
+    assert isinstance(param.type, Whole), "use edge_runtime.parameters.Whole"
+    assert "is not a valid integer." in refused(param, "1e9")
+
+
+def test_what_an_option_takes_reads_as_one_word() -> None:
+    shown = [param.make_metavar(click.Context(runtime)) for _, param in PARAMETERS if isinstance(param, click.Option)]
+    assert [one for one in shown if "RANGE" in one] == []
 
 
 @pytest.mark.parametrize("param", typed(click.Path))
@@ -194,7 +206,9 @@ def test_nothing_is_left_beside_what_could_not_be_replaced(tmp_path: Path) -> No
 
 def test_what_is_written_again_and_again_says_so_of_itself() -> None:
     kept = {name for name, param in PARAMETERS if isinstance(param.type, Kept)}
-    assert kept == {f"edge-runtime {command} --{name}" for command in ("bench", "compare") for name in ("json", "resume")}
+    assert kept == {
+        f"edge-runtime {command} --{name}" for command in ("bench", "compare") for name in ("json", "resume")
+    }
 
 
 # What has no effect

@@ -28,11 +28,12 @@ from ..bench.machine import machine
 from ..bench.records import begin_file, refuse_other_settings, write_record
 from ..bundle import MANIFEST_NAME, TARGET, Manifest, file_sha256, read_manifest
 from ..config import BudgetConfig, Config, EngineConfig
+from ..console import ends_tidily
 from ..errors import ConfigError, did_you_mean
+from ..files import replace_text
 from ..loading import LoadedBundle, LoadSettings, load_bundle
 from ..resident import give_back
 from ..server.preparing import machine_room, refuse_beyond
-from .interrupt import ends_tidily
 from .laws import names_in
 from .progress import nested_progress
 from .sheets import table_of
