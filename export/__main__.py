@@ -38,15 +38,21 @@ _OVERRIDES = (
 )
 
 
-class _Tidy(OneLineErrors):
+class _Export(OneLineErrors):
     """Every command here makes temporary folders, of gigabytes at times: a signal that ends it leaves none behind."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Each with its first sentence, which click cuts off at the end of a line."""
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, one.get_short_help_str(1000)) for name, one in commands if one is not None])
 
     def invoke(self, ctx: click.Context) -> Any:
         with ends_tidily():
             return super().invoke(ctx)
 
 
-@click.group(cls=_Tidy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Export, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="edge-export")
 def main() -> None:
     """Turn Gemma checkpoints into bundles for edge-runtime."""

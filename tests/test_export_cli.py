@@ -293,6 +293,12 @@ def test_the_program_itself_fails_in_one_line(tmp_path: Path) -> None:
     assert ended.stderr == "error: none.gguf: no such checkpoint\n"
 
 
+def test_the_list_of_commands_cuts_no_sentence() -> None:
+    shown = CliRunner().invoke(main, ["--help"], terminal_width=80).output
+    assert "..." not in shown.partition("Commands:")[2].replace("(gemma-2-9b, ...)", "")
+    assert "in closed form." in " ".join(shown.split())
+
+
 # --- the end --------------------------------------------------------------------------------------
 
 _WORKING = """
