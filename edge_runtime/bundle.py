@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from .errors import BundleError, why
 from .schema import plain, structure
-from .soundness import refuse_unsound
+from .soundness import refuse_commands, refuse_unsound
 
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "bundle.json"
@@ -353,6 +353,8 @@ def read_manifest(directory: Path) -> Manifest:
     except (OSError, UnicodeDecodeError, ValueError, RecursionError) as problem:
         raise BundleError(f"{path} cannot be read: {why(problem)}") from None
     _refuse_version(path, data.get("schema_version") if isinstance(data, dict) else None)
+    # Not of what it was made of: paths that somebody gave, and that nothing prints.
+    refuse_commands(path, "it", {key: value for key, value in data.items() if key not in ("recipe", "sources")})
     manifest = structure(Manifest, data, BundleError, str(path))
     refuse_unsound(path, manifest)
     return manifest

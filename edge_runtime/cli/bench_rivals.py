@@ -24,9 +24,9 @@ from ..bench.rivals.record import SCHEMA, Entrant, Report, Settings
 from ..bench.rivals.run import Document, Plan, Question, Race
 from ..bench.rivals.sheets import sheets
 from ..bundle import MANIFEST_NAME, file_sha256, read_manifest
+from ..console import ends_tidily
 from ..errors import ConfigError
 from ..text.tokenizer import Tokenizer
-from .interrupt import ends_tidily
 from .laws import names_in
 from .progress import nested_progress
 from .sheets import table_of
