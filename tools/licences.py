@@ -2,8 +2,8 @@
 
     python tools/licences.py [--offline]
 
-Asks the package index for the metadata of what ``requirements/licences.json`` does not have yet; ``--offline`` writes the
-page of what is there. Fails where a licence is unknown or none that this project takes.
+Asks the package index for the metadata of what ``requirements/licences.json`` does not have yet; ``--offline`` writes
+the page of what is there. Fails where a licence is unknown or none that this project takes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _READ = {
     "python-dateutil": "Apache-2.0 AND BSD-3-Clause",
     "sympy": "BSD-3-Clause",
 }
-"""By reading the licence's text, where metadata says "BSD", the whole text or nothing; parts of a package go with it."""
+"""By reading the licence's text, where metadata say "BSD", the whole text or nothing; parts of a package go with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Licence:
     expression: str
     """SPDX."""
     by: str
-    """Who says so: ``"expression"``, ``"licence"`` or ``"classifier"`` of its metadata, or ``"text"``: a person read it."""
+    """Who says so: ``"expression"``, ``"licence"``, ``"classifier"`` of its metadata; ``"text"``: a person read it."""
 
 
 def expression(text: str) -> str | None:
@@ -106,10 +106,10 @@ def page(locks: Iterable[Lock], known: Mapping[tuple[str, str], Licence]) -> str
         "",
         "Every package that the locks in `requirements/` pin, with its licence. `make lock` writes this page.",
         "",
-        "By: `expression`, `licence`, `classifier` of its own metadata, or `text`: a person read it, since metadata say \"BSD\" or",
-        "nothing. Wheels carry more than their own code (numpy: OpenBLAS and a Fortran runtime); their texts are inside them.",
-        "Nothing of this is in the sources or in edge-runtime's wheel. PyTorch, transformers and the tests' tools are not locked",
-        "and not here.",
+        "By: `expression`, `licence`, `classifier` of its own metadata, or `text`: a person read it, since metadata say",
+        "\"BSD\" or nothing. Wheels carry more than their own code (numpy: OpenBLAS and a Fortran runtime); their texts are",
+        "inside them. Nothing of this is in the sources or in edge-runtime's wheel. PyTorch, transformers and the tools of",
+        "the tests are not locked and not here.",
         "",
         *(f"- `{name}`: {why}." for name, why in TAKEN_WITH_CARE.items()),
         "",
@@ -164,7 +164,8 @@ def main() -> None:
     entries = {f"{name} {version}": asdict(licence) for (name, version), licence in sorted(known.items())}
     RECORD.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
     PAGE.write_text(page(LOCKS, known), encoding="utf-8")
-    print(f"{PAGE.relative_to(ROOT)}: {len(known)} releases, {len({one.expression for one in known.values()})} licences")
+    kinds = {licence.expression for licence in known.values()}
+    print(f"{PAGE.relative_to(ROOT)}: {len(known)} releases, {len(kinds)} licences")
 
 
 if __name__ == "__main__":

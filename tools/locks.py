@@ -1,9 +1,9 @@
-"""What is installed for the demo and the images, by version and hash: made by uv, read by the other tools and the tests.
+"""What the demo and the images install, by version and hash: made by uv, read by the other tools and the tests.
 
     python tools/locks.py [--upgrade] [--days 7]
 
-Writes ``requirements/*.txt`` of ``pyproject.toml``, and resolves each for every Python and machine that it is for. What is
-pinned stays, unless ``--upgrade`` is given; a release that is younger than ``--days`` is not taken, for most that are
+Writes ``requirements/*.txt`` of ``pyproject.toml``, and resolves each for every Python and machine that it is for. What
+is pinned stays, unless ``--upgrade`` is given; a release that is younger than ``--days`` is not taken, for most that are
 poisoned are found out within a week. Needs a package index.
 """
 
@@ -119,7 +119,7 @@ def read(path: Path) -> tuple[Pin, ...]:
             raise ValueError(f"{path.name}: {head}: not a version with hashes and nothing else")
         if not hashes:
             raise ValueError(f"{path.name}: {head}: no hash")
-        wanted_by = tuple(canonicalize_name(name.split(" ")[0]) for name in comments if name and not name.startswith("-r"))
+        wanted_by = tuple(canonicalize_name(name.split(" ")[0]) for name in comments if name and name[0] != "-")
         marker = None if requirement.marker is None else str(requirement.marker)
         found.append(Pin(canonicalize_name(requirement.name), one.version, hashes, marker, wanted_by))
     return tuple(found)
@@ -161,7 +161,7 @@ def _compile(lock: Lock, options: list[str]) -> None:
 
 
 def prove(lock: Lock, target: Target) -> str | None:
-    """What is wrong with installing a lock there, as uv resolves it with hashes and wheels alone; nothing is installed."""
+    """What is wrong with installing a lock there, as uv resolves it with hashes and wheels alone. Installs nothing."""
     command = [sys.executable, "-m", "uv", "pip", "install", "--dry-run", "--require-hashes", "--only-binary", ":all:"]
     command += ["--python-version", target.python, "--python-platform", target.uv_platform]
     command += ["--target", str(ROOT / "build" / "nowhere"), "--requirement", str(lock.path)]

@@ -2,8 +2,8 @@
 
     python tools/sbom.py DIR [--bundle BUNDLE]
 
-Writes ``DIR/NAME.cdx.json`` for each lock: packages with version, licence, hashes and who wants them, and the drafters that
-come along. With ``--bundle`` also one of a bundle: each file with its sha256, by the manifest. Each is held against the
+Writes ``DIR/NAME.cdx.json`` for each lock: packages with version, licence, hashes and who wants them, and the drafters
+that come along. With ``--bundle`` also one of a bundle: each file with its sha256, by the manifest. Each is held against the
 schema. The same input is the same bytes: there is no time in it, and its number follows from what it lists.
 """
 
@@ -82,8 +82,9 @@ def of_lock(lock: Lock, licences: Mapping[tuple[str, str], Licence]) -> Bom:
 
 
 def _drafter(path: Path) -> Component:
+    target = path.parent.name
     return Component(
-        type=ComponentType.MACHINE_LEARNING_MODEL, name=f"drafter for {path.parent.name}", bom_ref=f"drafter:{path.parent.name}",
+        type=ComponentType.MACHINE_LEARNING_MODEL, name=f"drafter for {target}", bom_ref=f"drafter:{target}",
         hashes=[_sha256(hashlib.sha256(path.read_bytes()).hexdigest())],
         licenses=[LicenseFactory().make_from_string(GEMMA)],
     )  # fmt: skip
@@ -108,7 +109,10 @@ def of_bundle(folder: Path) -> Bom:
     model = Component(
         type=ComponentType.MACHINE_LEARNING_MODEL, name=manifest.name, bom_ref=manifest.name, hashes=[_sha256(sha256)],
         licenses=[DisjunctiveLicense(name=manifest.licence)],
-        properties=[Property(name="edge-runtime:made-of", value=f"{one.name} {one.sha256}") for one in manifest.sources],
+        properties=[
+            Property(name="edge-runtime:made-of", value=f"{one.name} {one.sha256 or 'without a hash'}")
+            for one in manifest.sources
+        ],
     )  # fmt: skip
     bom = Bom(metadata=BomMetaData(component=model), components=listed)
     bom.register_dependency(model, listed)
