@@ -106,7 +106,7 @@ def test_rules(path: Path) -> None:
         (":r36.4.0", ":latest", "no tag"),
         ("USER ${EDGE_UID}:${EDGE_GID}", "USER root", "runs as root"),
         ("--require-hashes -r /requirements/build.txt", "setuptools", "pip without hashes"),
-        ("--only-binary :all: --require-hashes -r /requirements/build", "--require-hashes -r /b", "builds with whatever"),
+        ("--only-binary :all: --require-hashes -r /requirements/build", "--require-hashes -r /b", "builds with what"),
         ("WORKDIR /tmp", "ENV HF_TOKEN=hf_x", "secret"),
         ("WORKDIR /tmp", "ADD https://example.org/x /x", "fetches"),
         ('CMD ["serve", "--config", "/etc/edge-runtime/config.yaml"]', "CMD serve", "CMD is no list"),

@@ -3,9 +3,9 @@
     python tools/audit.py
 
 Exit code 0: all were asked about and none has a known vulnerability; 1: some have; 3: it could not ask, which is no
-verdict. pip-audit ends with 0, and with "No known vulnerabilities found", where a database knows none of the packages, as
-behind a mirror that passes only files on. So each is asked about a release first that is known to be bad: one that says
-nothing of that one has not answered.
+verdict. pip-audit ends with 0, and with "No known vulnerabilities found", where a database knows none of the packages,
+as behind a mirror that passes only files on. So each is asked about a release first that is known to be bad: one that
+says nothing of that one has not answered.
 """
 
 from __future__ import annotations

@@ -52,6 +52,17 @@ _READ = {
 """By reading the licence's text, where metadata say "BSD", the whole text or nothing; parts of a package go with it."""
 
 
+_OPENING = """# What others made
+
+Every package that the locks in `requirements/` pin, with its licence. `make lock` writes this page.
+
+By: `expression`, `licence`, `classifier` of its own metadata, or `text`: a person read it, since metadata say "BSD" or
+nothing. Wheels carry more than their own code (numpy: OpenBLAS and a Fortran runtime); their texts are inside them.
+Nothing of this is in the sources or in edge-runtime's wheel. PyTorch, transformers and the tools of the tests are not
+locked and not here.
+""".split("\n")
+
+
 @dataclass(frozen=True, slots=True)
 class Licence:
     expression: str
@@ -102,15 +113,7 @@ def page(locks: Iterable[Lock], known: Mapping[tuple[str, str], Licence]) -> str
         for pin in read(lock.path):
             where.setdefault((pin.name, pin.version), []).append(lock.name)
     lines = [
-        "# What others made",
-        "",
-        "Every package that the locks in `requirements/` pin, with its licence. `make lock` writes this page.",
-        "",
-        "By: `expression`, `licence`, `classifier` of its own metadata, or `text`: a person read it, since metadata say",
-        "\"BSD\" or nothing. Wheels carry more than their own code (numpy: OpenBLAS and a Fortran runtime); their texts are",
-        "inside them. Nothing of this is in the sources or in edge-runtime's wheel. PyTorch, transformers and the tools of",
-        "the tests are not locked and not here.",
-        "",
+        *_OPENING,
         *(f"- `{name}`: {why}." for name, why in TAKEN_WITH_CARE.items()),
         "",
         *(f"- `requirements/{lock.name}.txt`: {lock.what}." for lock in locks),

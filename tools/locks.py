@@ -3,8 +3,8 @@
     python tools/locks.py [--upgrade] [--days 7]
 
 Writes ``requirements/*.txt`` of ``pyproject.toml``, and resolves each for every Python and machine that it is for. What
-is pinned stays, unless ``--upgrade`` is given; a release that is younger than ``--days`` is not taken, for most that are
-poisoned are found out within a week. Needs a package index.
+is pinned stays, unless ``--upgrade`` is given; a release that is younger than ``--days`` is not taken, for most that
+are poisoned are found out within a week. Needs a package index.
 """
 
 from __future__ import annotations
