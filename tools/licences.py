@@ -60,7 +60,7 @@ By: `expression`, `licence`, `classifier` of its own metadata, or `text`: a pers
 nothing. Wheels carry more than their own code (numpy: OpenBLAS and a Fortran runtime); their texts are inside them.
 Nothing of this is in the sources or in edge-runtime's wheel. PyTorch, transformers and the tools of the tests are not
 locked and not here.
-""".split("\n")
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def page(locks: Iterable[Lock], known: Mapping[tuple[str, str], Licence]) -> str
         for pin in read(lock.path):
             where.setdefault((pin.name, pin.version), []).append(lock.name)
     lines = [
-        *_OPENING,
+        _OPENING,
         *(f"- `{name}`: {why}." for name, why in TAKEN_WITH_CARE.items()),
         "",
         *(f"- `requirements/{lock.name}.txt`: {lock.what}." for lock in locks),

@@ -3,8 +3,8 @@
     python tools/sbom.py DIR [--bundle BUNDLE]
 
 Writes ``DIR/NAME.cdx.json`` for each lock: packages with version, licence, hashes and who wants them, and the drafters
-that come along. With ``--bundle`` also one of a bundle: each file with its sha256, by the manifest. Each is held against
-the schema. The same input is the same bytes: there is no time in it, and its number follows from what it lists.
+that come along. With ``--bundle`` also one of a bundle: each file with its sha256, by the manifest. Each is held
+against the schema. The same input is the same bytes: there is no time in it, and its number follows from what it lists.
 """
 
 from __future__ import annotations
