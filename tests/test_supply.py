@@ -5,6 +5,7 @@ and what an audit that could not ask must not say. Asks nobody.
 from __future__ import annotations
 
 import json
+import platform
 import re
 import shlex
 import subprocess
@@ -32,7 +33,7 @@ try:
 finally:
     sys.path.remove(str(ROOT / "tools"))
 
-HERE = locks.Target(f"{sys.version_info[0]}.{sys.version_info[1]}", "x86_64", 31)
+HERE = locks.Target(f"{sys.version_info[0]}.{sys.version_info[1]}", platform.machine(), 31)
 EACH = [pytest.param(lock, target, id=f"{lock.name}-{target.python}-{target.machine}")
         for lock in locks.LOCKS for target in lock.targets]  # fmt: skip
 
