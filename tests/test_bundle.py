@@ -164,7 +164,8 @@ def _replace(bundle: Path, name: str, data: bytes) -> None:
 
 @pytest.mark.parametrize("place", range(3))
 @pytest.mark.parametrize(
-    "location", ["../outside", "/etc/passwd", "NOTICE/../../x", "sub/target.weights", "unlisted", "", "*/_ORT_MEM_ADDR_/*"],
+    "location",
+    ["../outside", "/etc/passwd", "NOTICE/../../x", "sub/target.weights", "unlisted", "", "*/_ORT_MEM_ADDR_/*"],
 )
 def test_graphs_take_data_from_listed_files_alone(bundle: Path, location: str, place: int) -> None:
     named = ["target.weights"] * 3

@@ -124,7 +124,7 @@ _TURN, _CONCAT, _READ = "turn of a loop", "concatenation", "what is read"
 
 
 def _paying(tree: Any) -> Any:
-    """The template with a payment at each turn of a loop and call of a macro, and for each ``~``, comparison and slice."""
+    """The template with a payment at each turn of a loop, call of a macro, ``~``, comparison and slice."""
     from jinja2 import nodes
     from jinja2.visitor import NodeTransformer
 
