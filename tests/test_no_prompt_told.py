@@ -7,6 +7,9 @@ import asyncio
 import gc
 import json
 import logging
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_bundle as tiny
 from server_runs import CHAT, COMPLETIONS, VOCAB, Running, chat, request, running, tiny_model
 
 from edge_runtime.decoder import Decoder
@@ -32,6 +36,7 @@ from edge_runtime.server.service import Model
 from edge_runtime.testing import FakeEngine, FakeModel
 from edge_runtime.text.chat import ChatTemplate
 
+ROOT = Path(__file__).parent.parent
 CANARY = "zqxwvkcanary"
 TOOL = {
     "type": "function",
@@ -250,6 +255,28 @@ def test_what_goes_wrong(
     assert run.ask("POST", COMPLETIONS, {"prompt": CANARY, "max_tokens": 2})[0] == 200
     found = told(run, kept, capfd)
     assert CANARY not in found and (name == "an engine's own" or "KeyError" in found or "Error" in found)
+
+
+_LOADS = """
+import sys
+from pathlib import Path
+from edge_runtime.loading import LoadSettings, load_bundle
+load_bundle(Path(sys.argv[1]), LoadSettings()).close()
+"""
+
+
+_GENERATE = ["-m", "edge_runtime", "generate", "--prompt", "x", "--max-tokens", "1", "--bundle"]
+
+
+@pytest.mark.parametrize("program", [["-c", _LOADS], _GENERATE])
+def test_the_library_under_us_keeps_nothing_and_sends_nothing(program: list[str], tmp_path: Path) -> None:
+    """By default onnxruntime does both, from 1.29 on. What it would send lies in a database below the home first."""
+    told = {"CI", "ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"}
+    environment = {name: value for name, value in os.environ.items() if name not in told} | {"HOME": str(tmp_path)}
+    command = [sys.executable, *program, str(tiny.bundle())]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.rglob("*")) == []
 
 
 def test_what_asyncio_says_of_a_call_that_fails(kept: Kept) -> None:
