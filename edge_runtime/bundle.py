@@ -19,8 +19,7 @@ from .graph_data import leads_out
 from .schema import plain, structure
 from .soundness import refuse_unsound
 
-SCHEMA_VERSION = 1
-MANIFEST_NAME = "bundle.json"
+SCHEMA_VERSION, MANIFEST_NAME = 1, "bundle.json"
 TARGET, DRAFT, SELF, MTP, HEADS = "target", "draft", "self", "mtp", "heads"
 """Roles; the last three live on their target: its own first layers, a multi-token drafter, parallel heads."""
 
@@ -379,9 +378,8 @@ def verify_files(
 
 def size_problems(directory: Path, manifest: Manifest) -> tuple[str, ...]:
     """A line for each file that is missing or of another size; none for a manifest alone, of which plans are made."""
-    if not any((directory / entry.name).exists() for entry in manifest.files):
-        return ()
-    return tuple(file_problems(directory, manifest, hashes=False))
+    there = any((directory / entry.name).exists() for entry in manifest.files)
+    return tuple(file_problems(directory, manifest, hashes=False)) if there else ()
 
 
 def file_problems(
