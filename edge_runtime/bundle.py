@@ -17,7 +17,7 @@ from typing import Any, Literal
 from .errors import BundleError, why
 from .graph_data import leads_out
 from .schema import plain, structure
-from .soundness import refuse_unsound
+from .soundness import refuse_commands, refuse_unsound
 
 SCHEMA_VERSION, MANIFEST_NAME = 1, "bundle.json"
 TARGET, DRAFT, SELF, MTP, HEADS = "target", "draft", "self", "mtp", "heads"
@@ -352,6 +352,8 @@ def read_manifest(directory: Path) -> Manifest:
     except (OSError, UnicodeDecodeError, ValueError, RecursionError) as problem:
         raise BundleError(f"{path} cannot be read: {why(problem)}") from None
     _refuse_version(path, data.get("schema_version") if isinstance(data, dict) else None)
+    # Not of what it was made of: paths that somebody gave, and that nothing prints.
+    refuse_commands(path, "it", {key: value for key, value in data.items() if key not in ("recipe", "sources")})
     manifest = structure(Manifest, data, BundleError, str(path))
     refuse_unsound(path, manifest)
     return manifest
