@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from .errors import EdgeError, did_you_mean
+from .quiet import keep_to_ourselves
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -81,6 +82,7 @@ class OneLineErrors(click.Group):
 
     def main(self, *args: Any, **extra: Any) -> NoReturn:
         extra["standalone_mode"] = False
+        keep_to_ourselves()
         unwritable = _open_streams()
         if isinstance(sys.stdout, io.TextIOWrapper):
             # A locale that lacks a character is no reason to lose the rest.

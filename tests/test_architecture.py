@@ -24,10 +24,11 @@ FILE_LINES, FUNCTION_LINES = 400, 60
 
 # A module imports its own row and the rows above it.
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"", "errors", "schema", "bundle", "console", "files", "parameters", "soundness"}),
+    frozenset({"", "errors", "schema", "bundle", "console", "files", "parameters", "soundness", "graph_data", "quiet"}
+    | frozenset({"wire"})),
     frozenset({"acceptance", "budget", "sampling", "shaping", "noise", "cost", "estimate", "ledger", "repetition"})
     | frozenset({"boards", "calibration", "choice", "health", "memory", "resident", "row_cost", "status", "tree"})
-    | frozenset({"needs", "feeding", "energy_model", "lessons", "pacing", "pressure", "thermal"}),
+    | frozenset({"needs", "feeding", "energy_model", "lessons", "pacing", "pressure", "reuse", "thermal"}),
     frozenset({"governor", "throttling", "engines", "telemetry", "config", "text"}),
     frozenset({"drafters", "drafting", "session", "shaper", "decoder", "verification", "generation", "testing"})
     | frozenset({"simulator", "warmup"}),

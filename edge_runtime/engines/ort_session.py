@@ -14,6 +14,7 @@ import numpy as np
 
 from ..bundle import Model
 from ..errors import BundleError, ConfigError
+from ..quiet import keep_to_ourselves
 from .even_rows import WITHOUT_BLOCKS
 from .ort_settings import OrtSettings
 
@@ -72,6 +73,7 @@ def open_sessions(
 
 def looks_one_further() -> bool:
     """Whether a window of n on the CPU is n tokens beside the row itself, as before 1.24 (measured with 1.23.2)."""
+    keep_to_ourselves()
     import onnxruntime
 
     major, minor = onnxruntime.__version__.split(".")[:2]
@@ -79,6 +81,7 @@ def looks_one_further() -> bool:
 
 
 def refuse_missing_provider(device: str) -> None:
+    keep_to_ourselves()
     import onnxruntime
 
     if _PROVIDERS[device] not in onnxruntime.get_available_providers():
@@ -91,6 +94,7 @@ def map_table(directory: Path, model: Model, settings: OrtSettings) -> dict[str,
 
     With caches that are paid for at load it is read then too: its rows would come in one by one, in the first minutes.
     """
+    keep_to_ourselves()
     import onnxruntime
 
     values = {}
@@ -115,6 +119,7 @@ def make_session(
 ) -> onnxruntime.InferenceSession:
     """``entries``: of onnxruntime's session configuration. ``replayed``: its runs may be captured as CUDA graphs, where
     the settings want that."""
+    keep_to_ourselves()
     import onnxruntime
 
     provider = _PROVIDERS[settings.device]

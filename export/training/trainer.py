@@ -7,11 +7,11 @@ the seconds spent are part of the state. A plan in steps instead of hours is exa
 from __future__ import annotations
 
 import os
-import pickle
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from pickle import PickleError
 from typing import Any
 
 import numpy as np
@@ -88,7 +88,7 @@ def stored_state(directory: Path, device: torch.device) -> dict[str, Any] | None
         if {"params", "average", "optimiser", "token_ids", "progress"} <= set(found):
             return found
         problem = "parts are missing"
-    except (RuntimeError, OSError, TypeError, EOFError, pickle.UnpicklingError) as error:
+    except (RuntimeError, OSError, TypeError, EOFError, PickleError) as error:
         problem = str(error).splitlines()[0]
     raise ConfigError(f"{path}: not a checkpoint of a training run ({problem})")
 
