@@ -120,8 +120,8 @@ def _teaches(memory: GovernorMemory, sample: Sample, now_s: float) -> bool:
     """Whether it is new, and what a board can say: sources clean what they read, but a limit must not hang on that."""
     if memory.sample_s is not None and sample.time_s <= memory.sample_s:
         return False
-    # Not the other way round: NaN is no time.
-    return sample.time_s - now_s <= _AHEAD_S and not impossible(sample)
+    # Not the other way round: NaN is no time. What nothing is learnt from may be wrong.
+    return sample.time_s - now_s <= _AHEAD_S and not impossible(replace(sample, fan=None, memory=None, rails=()))
 
 
 def _heard(memory: GovernorMemory, limits: Limits, sample: Sample, activity: Activity, now_s: float) -> GovernorMemory:
