@@ -102,7 +102,7 @@ class Model:
     closed: int = 0
 
 
-def model_of(kind: str, seed: int, slots: int, max_rows: int, k: int, clock: ManualClock) -> Model:
+def model_of(kind: str, slots: int, max_rows: int, k: int, clock: ManualClock, seed: int) -> Model:
     law = FakeModel(VOCAB, seed)
     near = FakeModel(VOCAB, seed, agreement=0.8)
     target = FakeEngine(

@@ -47,26 +47,31 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-class Scheduling(RuleBasedStateMachine, Watcher):
-    limits_of = st.builds(
-        Limits,
-        queue=st.integers(1, 8),
-        queue_per_client=st.integers(1, 5),
-        running_per_client=st.none() | st.integers(1, 2),
-        max_tokens=st.none() | st.integers(1, 20),
-        deadline_s=st.none() | st.floats(0.05, 2.0),
-    )
+LIMITS = st.builds(
+    Limits,
+    queue=st.integers(2, 12),
+    queue_per_client=st.integers(1, 8),
+    running_per_client=st.none() | st.integers(1, 2),
+    max_tokens=st.none() | st.integers(1, 20),
+    deadline_s=st.sampled_from([None, None, None, 0.3, 2.0]),
+)
+DISTURBANCES = (
+    "time_goes_by", "memory_runs_low", "the_board_halts", "drafts_are_cut", "limits_change", "another_model_comes",
+    "an_engine_breaks", "an_engine_breaks", "rows_are_not_finite",
+)  # fmt: skip
 
+
+class Scheduling(RuleBasedStateMachine, Watcher):
     @initialize(
         kind=st.sampled_from(DRAFTERS),
         slots=st.integers(1, 3),
         max_rows=st.sampled_from([3, 8, 16]),
         k=st.integers(1, 4),
-        limits=limits_of,
+        limits=LIMITS,
     )
     def make(self, kind: str, slots: int, max_rows: int, k: int, limits: Limits) -> None:
         self.clock, self.told = ManualClock(), Told()
-        self.models = [model_of(kind, 1, slots, max_rows, k, self.clock)]
+        self.models = [model_of(kind, slots, max_rows, k, self.clock, 1)]
         self.scheduler = Stepped(self.models[0].served, limits, self.clock, self.told)
         self.setting, self.slots = (kind, slots, max_rows, k), slots
         self.limits, self.pressure, self.admits = limits, NO_PRESSURE, True
@@ -111,13 +116,24 @@ class Scheduling(RuleBasedStateMachine, Watcher):
             top_logprobs=draw(st.sampled_from([None, None, 0, 2])),
             client=draw(st.integers(0, 2)),
             priority=draw(st.integers(-2, 2)),
-            deadline_s=draw(st.none() | st.none() | st.floats(0.0, 1.0).map(lambda more: self.clock.now_s + more)),
+            deadline_s=None if draw(st.integers(0, 9)) else self.clock.now_s + draw(st.floats(0.0, 1.0)),
             max_draft_tokens=draw(st.sampled_from([None, None, 0, 1])),
         )
 
-    @rule(data=st.data(), count=st.sampled_from([1, 1, 1, 2, 3]), raises=st.sampled_from([False] * 9 + [True]))
-    def submit(self, data: st.DataObject, count: int, raises: bool) -> None:
+    @rule(data=st.data(), count=st.sampled_from([1, 1, 1, 2, 3]), rounds=st.integers(0, 6))
+    def submit(self, data: st.DataObject, count: int, rounds: int) -> None:
+        self._submit(data, count)
+        self._take(rounds)
+
+    @rule(data=st.data(), count=st.integers(2, 5))
+    def submit_many(self, data: st.DataObject, count: int) -> None:
+        for _ in range(count):
+            self._submit(data, 1)
+        self._take(1)
+
+    def _submit(self, data: st.DataObject, count: int) -> None:
         wish = self._wish(data)
+        raises = data.draw(st.integers(0, 19)) == 0
         model = self.models[-1] if data.draw(st.integers(0, 5)) else data.draw(st.sampled_from(self.models))
         self.counts["received"] += count
         refusal = self._refusal(model, wish, count)
@@ -187,12 +203,22 @@ class Scheduling(RuleBasedStateMachine, Watcher):
 
     # What happens
 
-    @rule(count=st.sampled_from([1, 1, 2, 5, 20]))
+    @rule(count=st.sampled_from([1, 4, 15, 40]))
     def take(self, count: int) -> None:
-        for _ in range(count):
-            self._take()
+        self._take(count)
 
-    def _take(self) -> None:
+    @rule()
+    def end_all(self) -> None:
+        """Nobody waits for ever: each that is there ends within as many rounds as it has chunks and tokens, and one."""
+        left = [one for one in self.owed if one.last is None]
+        self._take(sum(2 + len(one.wish.prompt) + CAPACITY for one in left))
+        assert all(one.last is not None for one in left)
+
+    def _take(self, rounds: int) -> None:
+        for _ in range(rounds):
+            self._round()
+
+    def _round(self) -> None:
         before, halted = len(self.scheduler.turned), not self.told.wanted.run
         self.admits = self.told.wanted.admit
         self.stood_s = None if not halted else self.clock.now_s if self.stood_s is None else self.stood_s
@@ -221,50 +247,60 @@ class Scheduling(RuleBasedStateMachine, Watcher):
                 bound = (self.slots * len(self.models) + 1) * 2 * (2 + kinds * max(1.0, ahead))
                 assert len(self.scheduler.turned) - self.last_turn[one.number] <= bound, one.number
 
-    @rule(seconds=st.sampled_from([0.01, 0.3, 5.0]))
-    def wait(self, seconds: float) -> None:
-        self.clock.advance(seconds)
+    @rule(data=st.data(), what=st.sampled_from(DISTURBANCES), rounds=st.integers(1, 6))
+    def disturb(self, data: st.DataObject, what: str, rounds: int) -> None:
+        getattr(self, f"_{what}")(data, rounds)
 
-    @rule(level=st.sampled_from(["none", "evict", "shed"]))
-    def press(self, level: str) -> None:
-        self.pressure = NO_PRESSURE if level == "none" else Pressure(level, "memory runs out")  # type: ignore[arg-type]
-        self.scheduler.press(self.pressure)
+    def _time_goes_by(self, data: st.DataObject, rounds: int) -> None:
+        self.clock.advance(data.draw(st.sampled_from([0.01, 0.3, 5.0])))
 
-    @rule(budget=st.sampled_from([Budget(), Budget(), Budget(max_draft_tokens=0), Budget(max_draft_tokens=1), HALT]))
-    def govern(self, budget: Budget) -> None:
-        self.told.wanted = budget
+    def _memory_runs_low(self, data: st.DataObject, rounds: int) -> None:
+        for level in ("evict", "shed"):
+            self.pressure = Pressure(level, "memory runs out")  # type: ignore[arg-type]
+            self.scheduler.press(self.pressure)
+            self._take(rounds)
+            self._submit(data, 1)
+        self.pressure = NO_PRESSURE
+        self.scheduler.press(NO_PRESSURE)
 
-    @rule(limits=limits_of)
-    def reload(self, limits: Limits) -> None:
-        self.limits = limits
-        self.scheduler.set_limits(limits)
+    def _the_board_halts(self, data: st.DataObject, rounds: int) -> None:
+        self.told.wanted = HALT
+        self._take(rounds)
+        self._submit(data, 1)
+        if rounds == 6:
+            self.clock.advance(STANDS_S + 1.0)
+            self._take(1)
+            assert all(one.last is not None for one in self.owed), "whoever stands still is told in the end"
+        self.told.wanted = Budget()
+        self._take(1)
 
-    @precondition(lambda self: len(self.models) < 4)
-    @rule(data=st.data())
-    def swap(self, data: st.DataObject) -> None:
-        kind, slots, max_rows, k = self.setting
-        model = model_of(kind, data.draw(st.integers(1, 2)), slots, max_rows, k, self.clock)
-        self.scheduler.swap(model.served)
-        self.models.append(model)
+    def _drafts_are_cut(self, data: st.DataObject, rounds: int) -> None:
+        self.told.wanted = Budget("warm", "cut", max_draft_tokens=data.draw(st.sampled_from([None, 0, 1])))
 
-    @rule(after=st.integers(0, 4), which=st.booleans())
-    def break_an_engine(self, after: int, which: bool) -> None:
+    def _limits_change(self, data: st.DataObject, rounds: int) -> None:
+        self.limits = data.draw(LIMITS)
+        self.scheduler.set_limits(self.limits)
+
+    def _another_model_comes(self, data: st.DataObject, rounds: int) -> None:
+        if len(self.models) < 4:
+            model = model_of(*self.setting, self.clock, data.draw(st.integers(1, 2)))
+            self.scheduler.swap(model.served)
+            self.models.append(model)
+
+    def _an_engine_breaks(self, data: st.DataObject, rounds: int) -> None:
         model = self.models[-1]
-        engine = model.draft if which and model.draft is not None else model.target
+        engine = model.draft if data.draw(st.booleans()) and model.draft is not None else model.target
         if engine.fail_after is None:
             self.faults += 1
-        engine.fail_after = after
+        engine.fail_after = rounds - 1
 
-    @rule()
-    def rows_that_are_not_finite(self) -> None:
-        before = self.counts["failed"]
+    def _rows_are_not_finite(self, data: st.DataObject, rounds: int) -> None:
+        self.faults += 1
         for model in self.models:
             model.target.broken_rows = True
-        self.faults += 1
-        self._take()
+        self._take(1)
         for model in self.models:
             model.target.broken_rows = False
-        assert self.counts["failed"] <= before + len(self.owed)
 
     # What holds
 
