@@ -29,6 +29,7 @@ from edge_runtime.testing import FakeEngine, FakeGrammar, FakeModel
 from edge_runtime.text.stream import TextStream
 
 GREEDY = SamplingParams(temperature=0.0)
+READS_ROWS = ("mtp", "assistant", "heads", "self", "auto")
 tokens = st.integers(0, VOCAB - 1)
 
 
@@ -140,10 +141,12 @@ def check(asked: Asked, right: Right, made: Generation, pieces: list[Piece]) -> 
     assert 0 <= session.kv_len <= session.length <= session.limit <= decoder_capacity(made)
     engine = made._decoder.target
     assert isinstance(engine, FakeEngine)
+    fed = session.tokens[: session.kv_len]
+    assert engine.cache[session.slot, : len(fed)].tolist() == fed.tolist()
     digest = 0
-    for place, token in enumerate(session.tokens[: session.kv_len].tolist()):
+    for place, token in enumerate(fed.tolist() if engine.model.order is None else ()):
         digest = engine.model.extend(digest, token)
-        assert engine.cache[session.slot, place] == token and engine.digests[session.slot][place] == digest
+        assert engine.digests[session.slot][place] == digest
     if made.finish_reason is not None:
         result = made.result()
         assert (text, result.text, result.finish_reason) == (right.text, right.text, right.finish_reason)
@@ -167,7 +170,9 @@ def decoder_capacity(made: Generation) -> int:
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Setting, list[Asked]]:
     setting = draw(settings_of)
-    model = FakeModel(VOCAB, setting.seed, scale=draw(st.sampled_from([1.0, 3.0, 8.0])))
+    # A model that looks at its last tokens alone goes round in circles; hidden rows say nothing of such a one.
+    order = None if setting.drafter in READS_ROWS else draw(st.sampled_from([None, 1, 2]))
+    model = FakeModel(VOCAB, setting.seed, order, draw(st.sampled_from([1.0, 3.0, 8.0])))
     asked = [draw(asked_of(model, setting.capacity)) for _ in range(draw(st.integers(1, 4)))]
     if len(asked) > 1 and draw(st.booleans()):
         asked[-1] = replace(asked[-1], prompt=asked[0].prompt)
@@ -175,7 +180,7 @@ def cases(draw: st.DrawFn) -> tuple[Setting, list[Asked]]:
     return setting, asked
 
 
-@examples(250)
+@examples(120)
 @given(cases())
 def test_any_text_is_the_one_that_follows_from_the_definitions(case: tuple[Setting, list[Asked]]) -> None:
     setting, wanted = case
