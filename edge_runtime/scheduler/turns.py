@@ -31,7 +31,7 @@ class Turns:
         """What an even share has had by now; never falls."""
 
     def join(self, number: int, priority: int) -> None:
-        """A newcomer has an even share, and no less than anybody: it neither waits for the others nor makes them wait."""
+        """A newcomer has an even share so far: it neither waits for the others nor makes them wait."""
         least_s = min((share.virtual_s for share in self._shares.values()), default=0.0)
         self._level_s = max(self._level_s, least_s)
         self._shares[number] = _Share(2.0**-priority, self._level_s, 0)

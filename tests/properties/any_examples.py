@@ -13,7 +13,7 @@ TIMES = int(os.environ.get("EDGE_RUNTIME_EXAMPLES", "1"))
 def examples(count: int, steps: int = 50) -> settings:
     """``steps``: rules of a state machine that are tried in a row, at most.
 
-    In the long form the examples are new ones each time, whatever CI does: what is found belongs into a test of its own.
+    In the long form they are new ones each time, whatever CI does: what is found belongs into a test of its own.
     """
     if TIMES == 1:
         return settings(max_examples=count, stateful_step_count=steps)

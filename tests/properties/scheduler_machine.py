@@ -1,4 +1,4 @@
-"""A scheduler whose rounds a test takes one by one, and a plain model of what it owes. Knows no rule that drives them."""
+"""A scheduler whose rounds a test takes one by one, and a plain model of what it owes. Knows no rules."""
 
 from __future__ import annotations
 

@@ -31,7 +31,9 @@ celsius = st.floats(20.0, 105.0) | st.floats(-50.0, 150.0)
 clocks = st.none() | st.floats(0.0, 1300.0)
 throttlings = st.builds(
     Throttling,
-    over_current_events=st.sampled_from([(), (("oc1", 0),), (("oc1", 3), ("oc3", 1)), (("oc3", 2),), (("oc1", 1 << 62),)]),
+    over_current_events=st.sampled_from(
+        [(), (("oc1", 0),), (("oc1", 3), ("oc3", 1)), (("oc3", 2),), (("oc1", 1 << 62),)]
+    ),
     cooling=st.sampled_from([(), (CoolingDevice("pwm-fan", 2, 4),), (CoolingDevice("cpufreq-0", 1, 9),)]),
 )
 limits_of = st.builds(
@@ -167,7 +169,9 @@ def test_whatever_is_read_what_it_allows_is_well_formed(limits: Limits, told: li
 @examples(40)
 @given(limits_of, series(25), st.floats(20.0, 45.0))
 def test_once_all_is_cool_again_everything_is_allowed_again(
-    limits: Limits, told: list[tuple], cool_c: float  # type: ignore[type-arg]
+    limits: Limits,
+    told: list[tuple],
+    cool_c: float,  # type: ignore[type-arg]
 ) -> None:
     governor = Told(limits)
     for moment in told:
@@ -182,7 +186,11 @@ def test_once_all_is_cool_again_everything_is_allowed_again(
 @examples(60)
 @given(limits_of, series(25), st.floats(20.0, 100.0), st.floats(0.0, 40.0), st.floats(0.0, 0.9))
 def test_hotter_or_a_lower_cap_never_allows_more(
-    limits: Limits, told: list[tuple], cool_c: float, hotter_c: float, less: float  # type: ignore[type-arg]
+    limits: Limits,
+    told: list[tuple],
+    cool_c: float,
+    hotter_c: float,
+    less: float,  # type: ignore[type-arg]
 ) -> None:
     governor = Told(limits)
     for moment in told:
@@ -223,15 +231,23 @@ def never_more(less: Budget, more: Budget) -> None:
         assert less.max_draft_tokens is not None and less.max_draft_tokens <= more.max_draft_tokens
 
 
+readings_of = st.lists(st.tuples(celsius, st.floats(0.0, 100.0), st.floats(1e-6, 100.0)))
+"""(temperature, watts, seconds since the one before) each."""
+
+
 @examples(100)
 @given(
-    st.floats(20.0, 100.0), st.floats(0.5, 60.0), st.lists(st.tuples(celsius, st.floats(0.0, 100.0), st.floats(1e-6, 100.0))),
-    st.floats(20.0, 105.0), st.floats(0.0, 30.0), st.floats(0.0, 60.0),
+    st.tuples(st.floats(20.0, 100.0), st.floats(0.5, 60.0)), readings_of, st.floats(20.0, 105.0), st.floats(0.0, 30.0),
+    st.floats(0.0, 60.0),
 )  # fmt: skip
 def test_a_thermal_estimate_stays_finite_and_monotone(
-    first_c: float, first_w: float, readings: list[tuple[float, float, float]], target_c: float, more_c: float, power_w: float
-) -> None:  # fmt: skip
-    state = first_estimate(first_c, first_w)
+    first: tuple[float, float],
+    readings: list[tuple[float, float, float]],
+    target_c: float,
+    more_c: float,
+    power_w: float,
+) -> None:
+    state = first_estimate(*first)
     for temperature_c, watts_, seconds in readings:
         hotter = corrected(state, temperature_c + more_c, watts_, seconds)
         state = corrected(state, temperature_c, watts_, seconds)
@@ -254,7 +270,8 @@ def test_less_power_never_shortens_a_wait(
 ) -> None:
     power = StepPower(idle_w + more_w, idle_w, idle_w + busy_w, row_j, row_j)
     budgets = [
-        Budget("warm", "a test", duty=duty, power=replace(power, allowed_w=power.allowed_w - less)) for less in (0.0, less_w)
+        Budget("warm", "a test", duty=duty, power=replace(power, allowed_w=power.allowed_w - less))
+        for less in (0.0, less_w)
     ]
     waits = [pace_s(seconds, rows, rows - 1, budget) for budget in budgets]
     assert 0.0 <= waits[0] <= waits[1] + 1e-9
@@ -320,7 +337,9 @@ def test_pressure_is_one_step_at_a_time_and_ends(reserve: int, seen: list[int]) 
 
 @examples(100)
 @given(st.lists(st.tuples(st.floats(-100.0, 1e6), st.none() | st.floats(0.0, 1e6))), st.floats(0.1, 60.0))
-def test_energy_only_grows_and_every_second_is_counted_once(readings: list[tuple[float, float | None]], gap_s: float) -> None:
+def test_energy_only_grows_and_every_second_is_counted_once(
+    readings: list[tuple[float, float | None]], gap_s: float
+) -> None:
     energy = Energy(gap_s)
     for time_s, power_mw in readings:
         before, energy = energy, energy.after(time_s, power_mw)

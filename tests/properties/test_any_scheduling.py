@@ -101,7 +101,7 @@ class Scheduling(RuleBasedStateMachine, Watcher):
         if kind == "full":
             return tuple([*SHARED[: CAPACITY - 4], *tail, *SHARED][: CAPACITY - 1])
         shared = data.draw(st.integers(0, CAPACITY - 8)) if kind == "shared" else 0
-        return tuple([*SHARED[:shared], *tail])
+        return (*SHARED[:shared], *tail)
 
     def _wish(self, data: st.DataObject) -> Wish:
         draw = data.draw

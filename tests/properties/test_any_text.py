@@ -10,7 +10,6 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import pytest
 from any_examples import examples
 from every_drafter import MAKERS, chosen, policy_of
@@ -30,6 +29,7 @@ from edge_runtime.text.stream import TextStream
 
 GREEDY = SamplingParams(temperature=0.0)
 READS_ROWS = ("mtp", "assistant", "heads", "self", "auto")
+STOPS = ("ab", "a", "ba", "中", "é", " ", "cd", "\ufffd", "zz")
 tokens = st.integers(0, VOCAB - 1)
 
 
@@ -93,13 +93,13 @@ def asked_of(draw: st.DrawFn, model: FakeModel, capacity: int) -> Asked:
         ),
         rule=draw(st.sampled_from([None, None, characters, pairs, words(some)])),
         eos=draw(st.sampled_from([(EOS,), (EOS,), (EOS, 22, 21)])),
-        stops=tuple(draw(st.lists(st.sampled_from(["ab", "a", "ba", "中", "é", " ", "cd", "\ufffd", "zz"]), max_size=2))),
+        stops=tuple(draw(st.lists(st.sampled_from(STOPS), max_size=2))),
         repeat_limit=draw(st.sampled_from([None, None, 6, 9])),
         top_logprobs=draw(st.sampled_from([None, None, 0, 2])),
     )
 
 
-def generation(decoder: Decoder, asked: Asked, right: Right, slot: int, cached: int, chance: random.Random) -> Generation:
+def begun(decoder: Decoder, asked: Asked, right: Right, slot: int, cached: int, chance: random.Random) -> Generation:
     guess = [token if chance.random() < 0.9 else chance.randrange(VOCAB) for token in right.tokens]
     session = Session(
         decoder.target.info, asked.prompt, asked.params, max_tokens=max(1, asked.limit - len(asked.prompt)),
@@ -210,7 +210,7 @@ def test_any_text_is_the_one_that_follows_from_the_definitions(case: tuple[Setti
             right = right_answer(asked)
             note(f"{slot}: {right}")
             shared = _shared(held[slot], asked.prompt[:-1])
-            made = generation(decoder, asked, right, slot, shared, chance)
+            made = begun(decoder, asked, right, slot, shared, chance)
             running[slot] = asked, right, made, []
         slot = chance.choice(sorted(running))
         asked, right, made, pieces = running[slot]
