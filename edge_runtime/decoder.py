@@ -23,7 +23,7 @@ from .repetition import period
 from .sampling import Distribution
 from .session import FinishReason, Kind, Session, StepResult, StepTimes, Top
 from .tree import Tree, row_parents
-from .verification import Judge, Row, judge_for
+from .verification import Judge, Row, judge_for, refuse_unusable
 
 Progress = Callable[[int, int], None]
 """Told (tokens in the cache, tokens of the prompt) after each chunk of a prefill."""
@@ -175,7 +175,7 @@ class Decoder:
         session.repetition = repetition
         session.finish_reason = finish_reason = _finish(session)
         if draft.by_drafter:
-            self.drafter.observe(session.slot, walk.accepted)
+            self._drafting.told(session, walk.accepted)
         head_s = 0.0
         for _, seconds in walk.head_calls:
             head_s += seconds
@@ -260,6 +260,7 @@ class Decoder:
     def _head(self, walk: _Walk, judge: Judge, first: int, stop: int, gather: Ids | None) -> HeadOutput:
         before = self._clock()
         head = self.target.head(HeadRequest(first, stop, judge.inverse_temperature, gather))
+        refuse_unusable(head, self._info.vocab_size)
         walk.head_calls.append((stop - first, self._clock() - before))
         return head
 

@@ -204,7 +204,7 @@ class Session:
         "_buffer", "_logprobs", "choosing", "client", "drafting", "eos_ids", "finish_reason", "kv_len", "length",
         "limit", "max_draft_tokens", "params", "policy", "predicting", "prediction", "prefill_s", "prompt_len",
         "repeat_limit", "repetition", "rng", "seed", "shaper", "slot", "threshold", "top_logprobs", "totals",
-        "warming",
+        "undrafted", "warming",
     )  # fmt: skip
 
     def __init__(
@@ -278,6 +278,8 @@ class Session:
         """Of a chooser, on all of them."""
         self.warming: Warming | None = None
         """A draft that is not made yet."""
+        self.undrafted = ""
+        """Why nobody drafts for this text any more; empty while somebody may."""
         self.prefill_s = 0.0
         self.totals = Totals()
 

@@ -214,7 +214,12 @@ class Scheduler:
 
     def _fail(self, entry: Entry, problem: Exception) -> None:
         """This request alone: what its slot holds is unknown, the others' are as they were."""
-        error = problem if isinstance(problem, EdgeError) else _unexpected(f"request {entry.ticket.number}", problem)
+        number = entry.ticket.number
+        if isinstance(problem, EdgeError):
+            error = problem
+            _LOG.error("request %d failed: %s", number, error)
+        else:
+            error = _unexpected(f"request {number}", problem)
         if entry.placement is not None:
             entry.line.served.decoder.drafter.reset(entry.placement.slot)
         self._end(entry, Failed(error), lost=True)
@@ -242,7 +247,7 @@ class Scheduler:
 
     def _abandon(self, error: Cancelled | EngineError) -> None:
         with self._changed:
-            ends, lines = self._book.abandon(error)
+            ends, lines = self._book.abandon(error, self._clock())
             self._idle = True
         for entry in ends:
             self._tell_last(entry)

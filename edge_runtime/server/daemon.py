@@ -27,7 +27,7 @@ from ..scheduler.scheduler import Scheduler
 from ..scheduler.snapshot import Snapshot
 from ..telemetry.monitor import Monitor
 from .app import create_app
-from .board import READINGS, governing_of
+from .board import READINGS, Trouble, governing_of
 from .connection import uvicorn_config
 from .listeners import Listeners
 from .logs import event, log_to_stderr
@@ -173,8 +173,9 @@ class Daemon:
     async def _look_after(self, scheduler: Scheduler) -> None:
         """Feeds the watchdog while decoding moves; raises when it never will again."""
         period_s = self._watchdog_s
-        pressure = NO_PRESSURE
+        pressure, trouble = NO_PRESSURE, Trouble(self._monitor)
         while True:
+            trouble.look()
             pressure = self._press(scheduler, pressure)
             snapshot = scheduler.snapshot()
             if snapshot.refusal and not self._stop.is_set():

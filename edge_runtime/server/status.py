@@ -45,10 +45,11 @@ def status_of(service: Service, snapshot: Snapshot | None) -> Status:
 
 
 def _board(board: BoardNow) -> BoardStatus:
-    sample = board.sample
+    sample = board.sample if board.is_fresh else None
     joules = None if board.energy is None or not board.energy.measured_s else board.energy.joules
     if sample is None:
-        return BoardStatus(throttle_state=board.budget.state, joules=joules, busy_s=board.busy_s)
+        state = board.budget.state
+        return BoardStatus(throttle_state=state, joules=joules, busy_s=board.busy_s, trouble=board.trouble)
     hottest, clock_mhz = sample.hottest, sample.gpu.clock_mhz
     return BoardStatus(
         power_mw=sample.power_mw,
@@ -59,6 +60,7 @@ def _board(board: BoardNow) -> BoardStatus:
         joules=joules,
         power_mode=sample.power_mode,
         source=sample.source,
+        trouble=board.trouble or "; ".join(sample.problems) or None,
         busy_s=board.busy_s,
     )
 
