@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import mmap
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +24,8 @@ TARGET, DRAFT = "target", "draft"
 SELF, MTP, HEADS = "self", "mtp", "heads"
 """Roles of drafters that live on their target: its own first layers, a multi-token drafter, parallel heads."""
 
-_HASH_CHUNK = 8 << 20
+_HASH_CHUNK = 1 << 20
+Progress = Callable[[int], None] | None
 _ITEM_BYTES = {"float32": 4, "float16": 2, "int8": 1}
 
 TREE_ROWS = 64
@@ -319,20 +320,20 @@ class Manifest:
             raise BundleError(f"bundle {self.name!r} has no {role} model (it has {', '.join(self.models)})") from None
 
 
-def file_sha256(path: Path, progress: Callable[[int], None] | None = None) -> str:
+def file_sha256(path: Path, progress: Progress = None) -> str:
     """Hex digest; ``progress`` is told the bytes of each chunk."""
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        if path.stat().st_size == 0:
-            return digest.hexdigest()
-        with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as view, memoryview(view) as data:
-            for start in range(0, len(data), _HASH_CHUNK):
-                with data[start : start + _HASH_CHUNK] as chunk:
-                    digest.update(chunk)
-                    if progress is not None:
-                        progress(len(chunk))
-                # Hashing must not leave the whole file in the resident set: peak memory is part of the budget.
-                view.madvise(mmap.MADV_DONTNEED, start, min(_HASH_CHUNK, len(data) - start))
+    with path.open("rb", buffering=0) as stream:
+        return descriptor_sha256(stream.fileno(), progress)
+
+
+def descriptor_sha256(descriptor: int, progress: Progress = None) -> str:
+    """By reading: of a mapping that is cut off meanwhile, or lies on a disk that fails, a look ends the process."""
+    digest, place = hashlib.sha256(), 0
+    while chunk := os.pread(descriptor, _HASH_CHUNK, place):
+        digest.update(chunk)
+        place += len(chunk)
+        if progress is not None:
+            progress(len(chunk))
     return digest.hexdigest()
 
 
@@ -369,9 +370,7 @@ def _refuse_version(path: Path, version: object) -> None:
         raise BundleError(f"{path}: schema version {version}, but {reads}; update edge-runtime")
 
 
-def verify_files(
-    directory: Path, manifest: Manifest, *, hashes: bool = True, progress: Callable[[int], None] | None = None
-) -> None:
+def verify_files(directory: Path, manifest: Manifest, *, hashes: bool = True, progress: Progress = None) -> None:
     """Size and, if asked, sha256 of every file. Raises ``BundleError`` with the first that is wrong."""
     for problem in file_problems(directory, manifest, hashes=hashes, progress=progress):
         raise BundleError(problem)
@@ -385,14 +384,17 @@ def size_problems(directory: Path, manifest: Manifest) -> tuple[str, ...]:
 
 
 def file_problems(
-    directory: Path, manifest: Manifest, *, hashes: bool = True, progress: Callable[[int], None] | None = None
+    directory: Path, manifest: Manifest, *, hashes: bool = True, progress: Progress = None
 ) -> Iterator[str]:
     """One line for each file that is missing or altered."""
     for entry in manifest.files:
         path = directory / entry.name
-        if not path.is_file():
-            yield f"{path}: missing from the bundle"
-        elif path.stat().st_size != entry.bytes:
-            yield f"{path}: {path.stat().st_size} bytes, but the manifest says {entry.bytes}"
-        elif hashes and (found := file_sha256(path, progress)) != entry.sha256:
-            yield f"{path}: sha256 {found[:16]}..., but the manifest says {entry.sha256[:16]}..."
+        try:
+            if not path.is_file():
+                yield f"{path}: missing from the bundle"
+            elif (size := path.stat().st_size) != entry.bytes:
+                yield f"{path}: {size} bytes, but the manifest says {entry.bytes}"
+            elif hashes and (found := file_sha256(path, progress)) != entry.sha256:
+                yield f"{path}: sha256 {found[:16]}..., but the manifest says {entry.sha256[:16]}..."
+        except OSError as problem:
+            yield f"{path}: {why(problem)}"

@@ -136,6 +136,9 @@ class Scheduler:
         try:
             while self._round():
                 pass
+        except _Altered as problem:
+            error = problem
+            _LOG.error("the model cannot be served any more: %s", problem)
         except Exception as problem:  # noqa: BLE001 - whoever waits shall not wait in vain
             error = _unexpected("the scheduler", problem)
         finally:
@@ -193,6 +196,7 @@ class Scheduler:
     def _turn(self, entry: Entry) -> None:
         made = entry.generation
         assert made is not None  # it began
+        _refuse_altered(entry.line)
         entry.line.served.decoder.govern(self._book.budget)
         kv_len, before_s = made.session.kv_len, self._clock()
         try:
@@ -200,6 +204,8 @@ class Scheduler:
         except Exception as problem:  # noqa: BLE001 - the others' answers go on
             self._fail(entry, problem)
             return
+        # Once more, before anybody hears of it.
+        _refuse_altered(entry.line)
         with self._changed:
             now_s = self._beat_s = self._clock()
             self._governing.did(
@@ -252,6 +258,15 @@ class Scheduler:
         for entry in ends:
             self._tell_last(entry)
         _close(lines)
+
+
+class _Altered(EngineError):
+    """What a model is made of is not what was checked: no word of it goes out any more."""
+
+
+def _refuse_altered(line: Line) -> None:
+    if problem := line.served.altered():
+        raise _Altered(f"{line.served.name}: {problem}")
 
 
 def _done(step: StepResult | None, fed: int, before_s: float, now_s: float) -> Done:

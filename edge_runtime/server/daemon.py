@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
 import os
 import signal
@@ -56,6 +57,8 @@ def run_daemon(read: ReadConfig) -> int:
     config = read()
     settings_of(config.engine)
     log_to_stderr(os.environ)
+    # What ends a process without a word leaves one: an engine that crashes, a weight file that was cut off (SIGBUS).
+    faulthandler.enable()
     period_s = watchdog_period_s(os.environ, os.getpid())
     notifier = Notifier.of(os.environ)
     listeners = Listeners(config.server, os.environ)
@@ -100,6 +103,8 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop_asked, number)
         loop.add_signal_handler(signal.SIGHUP, self._hang_up.set)
+        # Somebody is about to write into a bundle: the next look finds out which file (intact.py).
+        loop.add_signal_handler(signal.SIGIO, lambda: None)
         server = _Server(
             uvicorn_config(create_app(self._service), self._config.server, timeout_graceful_shutdown=_RESPONSES_S)
         )
@@ -180,9 +185,16 @@ class Daemon:
             snapshot = scheduler.snapshot()
             if snapshot.refusal and not self._stop.is_set():
                 raise EngineError(f"the engine's thread ended: {snapshot.refusal}")
+            if snapshot.idle and (altered := await self._altered()):
+                raise EngineError(altered)
             if period_s is not None and moves(snapshot, time.monotonic(), period_s):
                 self._notifier.alive()
             await asyncio.sleep(_LOOK_S if period_s is None else min(_LOOK_S, period_s / 4))
+
+    async def _altered(self) -> str:
+        """Of a model that nobody asks: its own thread looks around every turn. A file that was touched is hashed."""
+        model = self._service.standing.model
+        return "" if model is None else await asyncio.to_thread(model.served.altered)
 
     def _press(self, scheduler: Scheduler, was: Pressure) -> Pressure:
         memory = machine_memory()

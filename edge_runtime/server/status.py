@@ -28,9 +28,13 @@ _NO_SPEED = SpeedStatus(0.0, None, None, None, None, 0, 0, 0)
 def status_of(service: Service, snapshot: Snapshot | None) -> Status:
     """``snapshot`` of its scheduler, ``None`` while there is none."""
     standing, memory = service.standing, resident()
+    state, reason = standing.state, standing.reason
+    if state == "ready" and snapshot is not None and snapshot.refusal:
+        # The engine's thread has ended, and the daemon is about to.
+        state, reason = "failed", snapshot.refusal
     return Status(
-        state=standing.state,
-        reason=standing.reason,
+        state=state,
+        reason=reason,
         version=__version__,
         uptime_s=max(0.0, service.clock() - service.started_s),
         model=None if standing.model is None else _model(standing.model),
