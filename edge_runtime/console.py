@@ -10,7 +10,7 @@ import io
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -69,6 +69,8 @@ class OneLineErrors(click.Group):
             _fail(f"{problem.name} is not installed; it comes with the extra {extra_name!r}, {where}", 2)
         except (click.Abort, KeyboardInterrupt):
             _fail("interrupted", _INTERRUPTED)
+        except MemoryError:
+            _fail("not enough memory", EdgeError.exit_code)
         except OSError as problem:
             # A full disk behind stdout, a file that may not be read: nobody's bug.
             _leave_stdout()
@@ -154,5 +156,7 @@ def _leave_stdout() -> None:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    click.echo(f"error: {' '.join(message.split())}", err=True)
+    # Where stderr takes nothing, the code still says it.
+    with suppress(OSError):
+        click.echo(f"error: {' '.join(message.split())}", err=True)
     sys.exit(code)

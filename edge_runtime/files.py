@@ -1,5 +1,5 @@
-"""Files that a person names: read up to a bound, and found writable before an hour of work is done for them. Knows no
-command and no format.
+"""Files that a person names: read up to a bound, found writable before an hour of work is done for them, and written
+whole or not at all. Knows no command and no format.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ import io
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from .errors import ConfigError, why
@@ -73,3 +75,18 @@ def _check_room(path: Path) -> None:
         parent = parent.parent
     with tempfile.TemporaryFile(dir=parent):
         pass
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A file beside it to write to, which then takes its place. Where writing fails, as on a full disk, what was there
+    stays and nothing is left beside it; an ``OSError`` names the file."""
+    partial = path.with_name(f"{path.stem}.part{path.suffix}")
+    try:
+        yield partial
+        os.replace(partial, path)
+    except BaseException as problem:
+        partial.unlink(missing_ok=True)
+        if isinstance(problem, OSError) and problem.filename in (None, os.fspath(partial)):
+            problem.filename = os.fspath(path)
+        raise

@@ -5,7 +5,6 @@ no field of them.
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
 from dataclasses import fields
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import ConfigError
-from ..files import read_at_most
+from ..files import read_at_most, whole
 from ..schema import plain, structure
 
 _MOST_BYTES = 1 << 28
@@ -45,9 +44,8 @@ def write_record(path: Path, record: Any) -> None:
 def write_whole(path: Path, text: str) -> None:
     """The same of a text."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.part")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    with whole(path) as partial:
+        partial.write_text(text, encoding="utf-8")
 
 
 def begin_file(path: Path, record: Any) -> None:

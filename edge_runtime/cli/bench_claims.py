@@ -22,6 +22,7 @@ from ..bench.against import PeerFigures, PeerSource, Plan, compare_peers
 from ..bench.corpus import SAMPLE_TOKENS, prompts, sample_text
 from ..bench.environments import chosen_kinds, python_of
 from ..bench.process import OURS
+from ..bench.records import write_whole
 from ..bench.serving import ServingFigures, compare_serving
 from ..bench.speculation import PromptFigures, compare_plain, look_again
 from ..bench.texts import Desk, Held, Law
@@ -183,5 +184,4 @@ def _write(path: Path, wanted: Wanted, found: _Found) -> None:
         "serving": None if found.serving is None else asdict(found.serving),
         "verdicts": [asdict(verdict) for verdict in found.verdicts],
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(report, indent=1) + "\n")

@@ -31,7 +31,7 @@ from .app import create_app
 from .board import READINGS, Trouble, governing_of
 from .connection import uvicorn_config
 from .listeners import Listeners
-from .logs import event, log_to_stderr
+from .logs import event, flush_log, log_to_stderr
 from .notify import Notifier, watchdog_period_s
 from .preparing import limits_of, prepare, settings_of
 from .service import Model, Service, Standing
@@ -181,6 +181,7 @@ class Daemon:
         pressure, trouble = NO_PRESSURE, Trouble(self._monitor)
         while True:
             trouble.look()
+            flush_log()
             pressure = self._press(scheduler, pressure)
             snapshot = scheduler.snapshot()
             if snapshot.refusal and not self._stop.is_set():
