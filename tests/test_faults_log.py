@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import resource
@@ -130,14 +131,21 @@ def test_a_full_disk_leaves_what_was_there_and_names_the_file(
     assert path.stat().st_size > 40_000
 
 
-def test_features_find_room_before_they_are_mapped(tmp_path: Path) -> None:
+def test_features_find_room_before_they_are_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sparse file on a full disk: a write into its mapping would end the process."""
     part = open_part(tmp_path / "part", 64, 8, 256, {"target": "x"}, held=False)
     rows = np.ones((4, 8), np.int32), np.ones((4, 8, 256), np.float16)
     part.append(*rows)
-    with little_room(40_000), pytest.raises(OSError, match="File too large") as caught:
-        part.append(*rows)
-    assert caught.value.filename.endswith("hidden.npy") and part.done == 4
+
+
+    def full(handle: int, offset: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "posix_fallocate", full)
+        with pytest.raises(OSError, match="No space left") as caught:
+            part.append(*rows)
+    assert caught.value.filename.endswith("tokens.npy") and part.done == 4
     part.append(*rows)
     assert part.done == 8 and (part.hidden[:8] == 1).all()
 
