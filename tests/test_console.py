@@ -32,6 +32,11 @@ def _echo() -> None:
     click.echo(PICTURES)
 
 
+@_program.command("greedy")
+def _greedy() -> None:
+    raise MemoryError
+
+
 @_program.command("rich")
 def _rich() -> None:
     Console(width=200).print(PICTURES)
@@ -56,6 +61,11 @@ def test_no_locale_is_too_poor_for_what_is_written(way: str, charset: str) -> No
     if charset == "ascii" and way != "echo":  # click takes an ASCII terminal for one that was set up wrongly
         assert done.stdout.rstrip() == "._-=+*## ---=### 61.5 C ~ ~ x ? ? ?"
     assert "61.5" in done.stdout and done.stdout.rstrip()[-1] == "?"
+
+
+def test_memory_that_is_not_there_is_a_line() -> None:
+    done = CliRunner().invoke(_program, ["greedy"])
+    assert (done.exit_code, done.stdout, done.stderr) == (1, "", "error: not enough memory\n")
 
 
 def test_commands_in_a_poor_locale(tmp_path: Path) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from jtop_lines import STATS
+from jtop_lines import STATS, until
 
 from edge_runtime.boards import board_named
 from edge_runtime.resident import machine_memory
@@ -217,3 +219,31 @@ def test_a_poll_that_never_comes_back_is_told_by_whoever_asks() -> None:
     assert not monitor.is_fresh and "nothing was read" in (monitor.trouble or "")
 
 
+_HOLDER = """
+import sys, time
+from edge_runtime.telemetry.jtop import JtopSource
+source = JtopSource(sys.argv[1:])
+while source.latest() is None:
+    time.sleep(0.01)
+print("there", flush=True)
+time.sleep(1000)
+"""
+_CHILD = """
+import json, os, runpy, sys, threading, time
+end = runpy.run_path(sys.argv[1])["_end_with_the_reader"]
+threading.Thread(target=end, daemon=True).start()
+open(sys.argv[2], "w").write(str(os.getpid()))
+print(json.dumps({"sample": {"time_s": 1.0, "source": "jtop"}}), flush=True)
+time.sleep(1000)
+"""
+
+
+def test_a_daemon_that_is_killed_leaves_no_child(tmp_path: Path) -> None:
+    """The child's own way to end: with its stdin, however that ended."""
+    note = tmp_path / "pid"
+    child = [sys.executable, "-I", "-c", _CHILD, jtop_child.__file__, str(note)]
+    with subprocess.Popen([sys.executable, "-c", _HOLDER, *child], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == b"there\n"
+        holder.kill()
+    place = Path(f"/proc/{note.read_text()}/stat")
+    until(lambda: not place.exists() or ") Z " in place.read_text())

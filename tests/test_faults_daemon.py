@@ -117,13 +117,39 @@ def test_killed_restarted_beside_another_and_stopped_in_the_prefill(
         assert second.log_lines("drained complete=True")
 
 
-def test_stopped_in_a_reload(tmp_path: Path, config: Path, gates: list[Gate]) -> None:
+def _flip(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(5000)
+        (byte,) = file.read(1)
+        file.seek(5000)
+        file.write(bytes([byte ^ 1]))
+
+
+def _cut(path: Path) -> None:
+    os.truncate(path, 1000)
+
+
+def test_damaged_and_stopped_in_a_reload(tmp_path: Path, config: Path, gates: list[Gate]) -> None:
     """What is being loaded is dropped, and what runs ends."""
     reload = gate(tmp_path, gates)
     with daemon(tmp_path, config, gate=reload) as running:
         running.ready()
         with running.client() as client:
             whole = client.complete(PROMPT, **ASKED).text
+        # One bit of what is to be loaded, and then some bytes less: what is served goes on, and says why.
+        damaged = tiny.copy_of(tiny.bundle_without_draft(), tmp_path)
+        write_config(config, damaged)
+        for damage, words in ((_flip, "target.weights: sha256"), (_cut, "target.weights: 1000 bytes")):
+            damage(damaged / "target.weights")
+            answer = Answer(running).begun()
+            running.signal(signal.SIGHUP)
+            running.until("RELOADING")
+            assert words in running.until("READY")["STATUS"]
+            assert answer.ended(whole).complete
+            with running.client() as client:
+                assert client.complete(PROMPT, **ASKED).text == whole
+                status = client.status()
+            assert status.state == "ready" and words in status.reason and running.log_lines(words)
         answer = Answer(running).begun()
         write_config(config, tiny.bundle_without_draft())
         reload.shut()
@@ -212,13 +238,10 @@ def test_what_was_altered_is_told_from_what_was_touched_or_replaced(tmp_path: Pa
     entry = next(one for one in read_manifest(place).files if one.name == path.name)
     intact = Intact(place, [entry], hashes=hashes)
     assert intact.problem() == ""
-    data = bytearray(path.read_bytes())
     if how == "cut":
-        os.truncate(path, 1000)
+        _cut(path)
     elif how == "flipped":
-        with path.open("r+b") as file:
-            file.seek(5000)
-            file.write(bytes([data[5000] ^ 1]))
+        _flip(path)
     elif how == "grown":
         with path.open("ab") as file:
             file.write(b"x")
