@@ -86,6 +86,11 @@ class Decoder:
         """What the next steps may draft, and the power that they are priced by. Cheap while it stays the same."""
         self._drafting.govern(budget)
 
+    def goes_on_without(self, session: Session, problem: Exception) -> bool:
+        """After a turn that raised: whether a drafter failed, and the turn may be repeated without one. The text is the
+        same, and status says why it is slower."""
+        return self._drafting.give_up(session, problem)
+
     def prefill(self, session: Session, progress: Progress | None = None) -> StepResult:
         """Everything that the cache lacks, then the first token; a valid ``kv_len`` > 0 saves its part.
 
@@ -171,11 +176,11 @@ class Decoder:
             self.target.keep_path(session.slot, session.length, np.array(walk.path, np.int64))
             body_s += clock() - before
         repetition = _end_repetition(session, walk)
+        if draft.by_drafter:
+            self._drafting.told(session, walk.accepted)
         session.commit(walk.tokens, walk.logprobs, session.length + walk.accepted)
         session.repetition = repetition
         session.finish_reason = finish_reason = _finish(session)
-        if draft.by_drafter:
-            self._drafting.told(session, walk.accepted)
         head_s = 0.0
         for _, seconds in walk.head_calls:
             head_s += seconds

@@ -108,7 +108,7 @@ class Drafting:
 
         ``None``: the drafter was fed a chunk of what it lacks, and there may be more. The session remembers.
 
-        A drafter that fails costs the drafts of this text and nothing else: it is decoded plainly from here on.
+        A drafter that fails raises what it raises, and the text is as it was: ``give_up`` knows whether it was one.
         """
         if session.max_draft_tokens == 0:
             return Draft(LengthPlan(0, "batched", "K=0: the request wants no drafts"))
@@ -124,11 +124,9 @@ class Drafting:
                 return forced
         if session.undrafted:
             return Draft(LengthPlan(0, "batched", session.undrafted))
-        try:
-            draft = self._proposed(session, most)
-        except Exception as problem:  # noqa: BLE001 - a draft is a proposal: whatever fails there, the text can go on
-            self._give_up(session, problem)
-            return Draft(LengthPlan(0, "batched", session.undrafted))
+        session.asks_drafter = True
+        draft = self._proposed(session, most)
+        session.asks_drafter = False
         return None if draft is None else _allowed(draft, session)
 
     def _proposed(self, session: Session, most: int) -> Draft | None:
@@ -138,13 +136,18 @@ class Drafting:
         return self._chosen(session, most, self._length, self._drafter)
 
     def told(self, session: Session, accepted: int) -> None:
-        """The drafter hears how many of its tokens were kept. The text has them, whatever it makes of that."""
-        try:
-            self._drafter.observe(session.slot, accepted)
-        except Exception as problem:  # noqa: BLE001 - as above
-            self._give_up(session, problem)
+        """The drafter hears how many of its tokens were kept. To be called ahead of the commit, so that a step whose
+        drafter fails can be taken again."""
+        session.asks_drafter = True
+        self._drafter.observe(session.slot, accepted)
+        session.asks_drafter = False
 
-    def _give_up(self, session: Session, problem: Exception) -> None:
+    def give_up(self, session: Session, problem: Exception) -> bool:
+        """Whether it was the drafter that failed. A draft is a proposal, so its text can go on: plainly from here on,
+        and the step that failed is to be taken again."""
+        if not session.asks_drafter:
+            return False
+        session.asks_drafter = False
         # What nobody foresaw may quote a text.
         what = str(problem) if isinstance(problem, EdgeError) else type(problem).__name__
         session.undrafted = f"K=0: {self._drafter.name} failed: {what}"
@@ -152,6 +155,7 @@ class Drafting:
         _LOG.warning("a draft failed, and its text goes on without: %s", session.undrafted)
         with suppress(Exception):
             self._drafter.reset(session.slot)
+        return True
 
     def _forced(self, session: Session, most: int) -> Draft | None:
         """What the grammar leaves no choice about, if there is any."""

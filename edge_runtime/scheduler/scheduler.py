@@ -202,7 +202,8 @@ class Scheduler:
         try:
             piece = made.turn()
         except Exception as problem:  # noqa: BLE001 - the others' answers go on
-            self._fail(entry, problem)
+            if not entry.line.served.decoder.goes_on_without(made.session, problem):
+                self._fail(entry, problem)
             return
         # Once more, before anybody hears of it.
         _refuse_altered(entry.line)
