@@ -202,9 +202,9 @@ class Session:
 
     __slots__ = (
         "_buffer", "_logprobs", "asks_drafter", "choosing", "client", "drafting", "eos_ids", "finish_reason", "kv_len",
-        "length", "limit", "max_draft_tokens", "params", "policy", "predicting", "prediction", "prefill_s", "prompt_len",
-        "repeat_limit", "repetition", "rng", "seed", "shaper", "slot", "threshold", "top_logprobs", "totals",
-        "undrafted", "warming",
+        "length", "limit", "max_draft_tokens", "params", "policy", "predicting", "prediction", "prefill_s",
+        "prompt_len", "repeat_limit", "repetition", "rng", "seed", "shaper", "slot", "threshold", "top_logprobs",
+        "totals", "undrafted", "warming",
     )  # fmt: skip
 
     def __init__(

@@ -140,12 +140,13 @@ def undisturbed(
 
 
 @contextmanager
-def placed(folder: Path, caps: Caps | None = None) -> Iterator[Place]:
+def placed(folder: Path, caps: Caps | None = None, altered: Callable[[], str] = lambda: "") -> Iterator[Place]:
     engine = FaultyEngine(MODEL, capacity=256, slots=3, max_rows=16, candidates=16)
     drafter = FaultyDrafter(DraftModel(FakeEngine(replace(MODEL, agreement=0.8), capacity=256, slots=3), engine.info))
     made = tiny_model(folder)
     decoder = Decoder(engine, drafter, FixedLength(3))
-    model = replace(made, served=replace(made.served, decoder=decoder, close=engine.close, eos_ids=(EOS,)))
+    served = replace(made.served, decoder=decoder, close=engine.close, eos_ids=(EOS,), altered=altered)
+    model = replace(made, served=served)
     source = FaultySource(time.monotonic)
     with Monitor(source, 0.02, STALE_S) as monitor:
         governing = Governing(caps or Caps(), monitor)
@@ -224,6 +225,30 @@ def test_a_copy_of_a_prefix_that_fails(place: Place, caplog: pytest.LogCaptureFi
     told = place.together(GREEDY)
     undisturbed(place, told, GREEDY, caplog, COPY_FAULT.says, _last_failure)
     assert place.ask(other, GREEDY).done
+
+
+def test_a_model_that_was_altered_says_no_word_more(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing is served then: the daemon ends, with the reason, and is started anew."""
+    looks = [0]
+    alters_at = [1 << 30]
+
+    def altered() -> str:
+        looks[0] += 1
+        return "" if looks[0] < alters_at[0] else "target.weights was written to"
+
+    with placed(tmp_path, altered=altered) as place:
+        whole = {prompt: place.undisturbed_text(prompt, GREEDY) for prompt in PROMPTS}
+        # Around each turn: in the middle of both answers.
+        alters_at[0] = looks[0] + 28
+        for prompt, one in zip(PROMPTS, place.together(GREEDY), strict=True):
+            assert not one.done and whole[prompt].startswith(one.text) and one.error is not None
+            assert one.error["type"] == "server_error" and "target.weights was written to" in one.error["message"]
+        status = place.status()
+        assert (status["state"], "target.weights was written to" in status["reason"]) == ("failed", True)
+        assert place.run.ask("GET", "/health")[0] == 503
+        refused = place.ask(PROMPTS[0], GREEDY)
+        assert refused.status == 503 and refused.text == ""
+        assert "the model cannot be served any more" in caplog.text and "target.weights" in caplog.text
 
 
 # --- drafters -----------------------------------------------------------------------------------------
