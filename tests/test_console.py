@@ -17,6 +17,7 @@ from test_cli_top import FULL, telling
 
 from edge_runtime.cli import main
 from edge_runtime.console import OneLineErrors
+from edge_runtime.errors import first_line
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURES = "▁▂▃▄▅▆▇█ ▏▎▍▌▋▊▉ 61.5 °C … ± × é 字 \udcff"
@@ -96,3 +97,7 @@ def test_a_package_that_is_not_there_is_told_with_what_brings_it(name: str, extr
     where = f"in the directory of edge-runtime's sources: pip install '.[{extra}]'"
     told = f"error: {name} is not installed; it comes with the extra {extra!r}, {where}\n"
     assert (done.exit_code, done.stderr) == (2, told)
+
+
+def test_a_library_that_says_nothing_is_told_by_its_kind() -> None:
+    assert first_line(MemoryError()) == "MemoryError" and first_line(ValueError("\n a\nb")) == "a"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..bundle import TARGET, TREE_ROWS, Manifest, Model
-from ..errors import ConfigError, EngineError
+from ..errors import ConfigError, EngineError, first_line
 from .bounds import refuse_head, refuse_lanes, refuse_path, refuse_prefix, refuse_slot, refuse_step, refuse_tokens
 from .ort_bindings import Bindings, BoundReadout
 from .ort_lanes import LaneBindings
@@ -272,7 +272,7 @@ class OrtEngine:
             session.run_with_iobinding(binding, options)
             self.ran_s += time.perf_counter() - started
         except Exception as problem:  # onnxruntime raises its own classes, unrelated to each other
-            raise EngineError(f"onnxruntime: {str(problem).splitlines()[0]}") from problem
+            raise EngineError(f"onnxruntime: {first_line(problem)}") from problem
 
 
 def other_dialect(manifest: Manifest, place: str) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edge_runtime.errors import ConfigError
+from edge_runtime.errors import ConfigError, first_line
 from edge_runtime.files import whole
 
 from .batches import Batches, Cursor, Micro
@@ -91,7 +91,7 @@ def stored_state(directory: Path, device: torch.device) -> dict[str, Any] | None
             return found
         problem = "parts are missing"
     except (RuntimeError, OSError, TypeError, EOFError, pickle.UnpicklingError) as error:
-        problem = str(error).splitlines()[0]
+        problem = first_line(error)
     raise ConfigError(f"{path}: not a checkpoint of a training run ({problem})")
 
 
