@@ -333,8 +333,9 @@ def test_a_swap_lets_the_old_model_finish_and_closes_it_on_the_engines_thread() 
         gone.set()
 
     other = FakeModel(seed=9)
-    engine = GatedEngine(slots=1)
-    old, new = serve(engine, name="old", close=close), serve(FakeEngine(other, slots=2), name="new")
+    engine, another = GatedEngine(slots=1), GatedEngine(slots=2)
+    another.model = other
+    old, new = serve(engine, name="old", close=close), serve(another, name="new")
     with running(old) as scheduler:
         ask(scheduler, old, request(PROMPT, 20), first := Reader())
         ask(scheduler, old, request(LONG, 20), second := Reader())
@@ -343,10 +344,13 @@ def test_a_swap_lets_the_old_model_finish_and_closes_it_on_the_engines_thread() 
         assert scheduler.snapshot().model == "new"
         ask(scheduler, new, request(PROMPT, 20), third := Reader())
         ask(scheduler, old, request(PROMPT, 8), late := Reader())
-        engine.let(2)
+        # A step of the old one, and the thread stands in one of the new one.
+        engine.let_last()
+        another.wait_inside()
         assert not closed
         assert {answer.model for answer in scheduler.snapshot().running} == {"old", "new"}
         assert len(scheduler.snapshot().slots) == 2
+        another.open()
         engine.open()
         assert first.tokens == cold(PROMPT, 20) and second.tokens == cold(LONG, 20) and late.tokens == cold(PROMPT, 8)
         assert third.tokens == cold(PROMPT, 20, other)
