@@ -6,17 +6,16 @@ A bundle is complete or absent: export writes into a temporary directory beside 
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from .errors import BundleError, why
+from .files import Progress, descriptor_sha256
 from .schema import plain, structure
-from .soundness import refuse_unsound
+from .soundness import refuse_commands, refuse_unsound
 
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "bundle.json"
@@ -24,8 +23,6 @@ TARGET, DRAFT = "target", "draft"
 SELF, MTP, HEADS = "self", "mtp", "heads"
 """Roles of drafters that live on their target: its own first layers, a multi-token drafter, parallel heads."""
 
-_HASH_CHUNK = 1 << 20
-Progress = Callable[[int], None] | None
 _ITEM_BYTES = {"float32": 4, "float16": 2, "int8": 1}
 
 TREE_ROWS = 64
@@ -326,17 +323,6 @@ def file_sha256(path: Path, progress: Progress = None) -> str:
         return descriptor_sha256(stream.fileno(), progress)
 
 
-def descriptor_sha256(descriptor: int, progress: Progress = None) -> str:
-    """By reading: of a mapping that is cut off meanwhile, or lies on a disk that fails, a look ends the process."""
-    digest, place = hashlib.sha256(), 0
-    while chunk := os.pread(descriptor, _HASH_CHUNK, place):
-        digest.update(chunk)
-        place += len(chunk)
-        if progress is not None:
-            progress(len(chunk))
-    return digest.hexdigest()
-
-
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     text = json.dumps(plain(manifest), indent=1, ensure_ascii=False)
     (directory / MANIFEST_NAME).write_text(text + "\n", encoding="utf-8")
@@ -354,6 +340,8 @@ def read_manifest(directory: Path) -> Manifest:
     except (OSError, UnicodeDecodeError, ValueError, RecursionError) as problem:
         raise BundleError(f"{path} cannot be read: {why(problem)}") from None
     _refuse_version(path, data.get("schema_version") if isinstance(data, dict) else None)
+    # Not of what it was made of: paths that somebody gave, and that nothing prints.
+    refuse_commands(path, "it", {key: value for key, value in data.items() if key not in ("recipe", "sources")})
     manifest = structure(Manifest, data, BundleError, str(path))
     refuse_unsound(path, manifest)
     return manifest

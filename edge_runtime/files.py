@@ -4,15 +4,19 @@ whole or not at all. Knows no command and no format.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from .errors import ConfigError, why
+
+_HASH_CHUNK = 1 << 20
+Progress = Callable[[int], None] | None
 
 
 def read_at_most(path: Path, most_bytes: int, what: str) -> bytes:
@@ -36,6 +40,17 @@ def read_text_at_most(path: Path, most_bytes: int, what: str) -> str:
     return io.StringIO(text, newline=None).read()
 
 
+def descriptor_sha256(descriptor: int, progress: Progress = None) -> str:
+    """Hex digest, by reading: a look into a mapping that was cut off, or lies on a disk that fails, ends the process."""
+    digest, place = hashlib.sha256(), 0
+    while chunk := os.pread(descriptor, _HASH_CHUNK, place):
+        digest.update(chunk)
+        place += len(chunk)
+        if progress is not None:
+            progress(len(chunk))
+    return digest.hexdigest()
+
+
 def check_writable(path: Path) -> None:
     """Whether a file can be written there; makes and changes nothing. Raises ``ConfigError``."""
     try:
@@ -52,6 +67,37 @@ def check_writable(path: Path) -> None:
             raise ConfigError(f"{path} cannot be written: Permission denied")
     except OSError as problem:
         raise ConfigError(f"{path} cannot be written: {why(problem)}") from None
+
+
+def check_replaceable(path: Path) -> None:
+    """Whether another file may take its name, again and again: an ordinary one, and not the one that this process
+    prints to, whose text would be lost with it. Raises ``ConfigError``.
+    """
+    try:
+        found = path.stat()
+    except OSError:
+        return  # none is there yet
+    if not stat.S_ISREG(found.st_mode):
+        raise ConfigError(f"{path} cannot be written: it is no ordinary file, and this one is written again and again")
+    for stream in (1, 2):
+        try:
+            printed = os.path.samestat(found, os.fstat(stream))
+        except OSError:
+            continue  # closed
+        if printed:
+            raise ConfigError(f"{path} cannot be written: it is where this command prints to")
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Whole or not at all: a stop while writing leaves the file of before. A link stays one, and what is no ordinary
+    file (/dev/stdout) is written to and stays what it is. Raises ``OSError``.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
+    with whole(Path(os.path.realpath(path))) as partial:
+        partial.write_text(text, encoding="utf-8")
 
 
 def check_directory_writable(path: Path) -> None:

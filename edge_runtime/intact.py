@@ -16,8 +16,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from .bundle import FileEntry, descriptor_sha256
+from .bundle import FileEntry
 from .errors import BundleError, why
+from .files import descriptor_sha256
 
 
 @dataclass(slots=True)

@@ -39,7 +39,7 @@ LAYERS: tuple[frozenset[str], ...] = (
 # Of the runtime, export sees what a bundle is (and its command line how both of them ask and fail).
 EXPORT_SEES = frozenset({"", "bundle", "errors", "files", "schema"})
 EXPORT_COMMAND_LINE = ("export/__main__.py", "export/heads_command.py", "export/training/command.py")
-EXPORT_COMMAND_LINE += ("export/quality_command.py",)
+EXPORT_COMMAND_LINE += ("export/quality_command.py", "export/progress.py")
 COMMAND_LINE_SEES = frozenset({"console", "parameters"})
 # What runs bundles may see more.
 EXPORT_RUNS_BUNDLES = ("export/parity.py", "export/twin_parity.py", "export/quality.py")

@@ -141,6 +141,33 @@ def test_a_file_outside_the_bundle_is_refused(bundle: Path, name: str) -> None:
         read_manifest(bundle)
 
 
+@pytest.mark.parametrize("character", ["\x1b", "\n", "\x7f", "\x9b", "\u2028", "\ud800"])
+def test_a_name_that_commands_a_terminal_is_refused_wherever_it_stands(bundle: Path, character: str) -> None:
+    """Names are printed, logged and sent by all that reads a bundle; here all of them go through."""
+    whole = (bundle / MANIFEST_NAME).read_text()
+    evil = f"a{character}[31mb"
+    data = json.loads(whole)
+    target, entries = data["models"]["target"], data["files"]
+    edits: list[dict[str, Any]] = [
+        {"name": evil},
+        {"family": evil},
+        {"exporter": evil},
+        {"notes": ["fine", evil]},
+        {"models": {"target": target, evil: target}},
+        {"models": {"target": {**target, "body": evil}}},
+        {"files": [{**entries[0], "name": evil}, *entries[1:]]},
+        {evil: 1},
+    ]
+    for edit in edits:
+        _edit(bundle, **edit)
+        with pytest.raises(BundleError) as caught:
+            read_manifest(bundle)
+        assert str(caught.value).isprintable() and "which no name has" in str(caught.value)
+        (bundle / MANIFEST_NAME).write_text(whole)
+    _edit(bundle, recipe={"source": evil}, name="Gemma für 圖 \U0001f600")  # what it was made of is printed nowhere
+    read_manifest(bundle)
+
+
 def test_a_file_that_is_used_must_be_listed(bundle: Path) -> None:
     entries = json.loads((bundle / MANIFEST_NAME).read_text())["files"]
     _edit(bundle, files=[entry for entry in entries if entry["name"] != "target.weights"])

@@ -22,15 +22,15 @@ from ..bench.against import PeerFigures, PeerSource, Plan, compare_peers
 from ..bench.corpus import SAMPLE_TOKENS, prompts, sample_text
 from ..bench.environments import chosen_kinds, python_of
 from ..bench.process import OURS
-from ..bench.records import write_whole
 from ..bench.serving import ServingFigures, compare_serving
 from ..bench.speculation import PromptFigures, compare_plain, look_again
 from ..bench.texts import Desk, Held, Law
 from ..bench.verdict import NEVER_SLOWER, Verdict, engine_verdicts, serving_verdicts, speculation_verdicts
+from ..console import ends_tidily
+from ..files import replace_text
 from ..loading import LoadedBundle, LoadSettings, load_bundle
 from ..sampling import SamplingParams
 from ..telemetry.meter import Meter, board_meter
-from .interrupt import ends_tidily
 from .progress import nested_progress
 
 PARTS = ("peers", "speculation", "serving")
@@ -184,4 +184,4 @@ def _write(path: Path, wanted: Wanted, found: _Found) -> None:
         "serving": None if found.serving is None else asdict(found.serving),
         "verdicts": [asdict(verdict) for verdict in found.verdicts],
     }
-    write_whole(path, json.dumps(report, indent=1) + "\n")
+    replace_text(path, json.dumps(report, indent=1) + "\n")

@@ -10,22 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..bench.corpus import prompts
 from ..bench.load import LoadFigures, LoadPlan, quantile, run_disconnects, run_fairness, run_load
-from ..bench.records import write_whole
-from ..console import plain_console
-from ..parameters import Finite, Place, Written
+from ..files import replace_text
+from ..parameters import Finite, Place, Whole, Written
+from .progress import long_progress
 
 
 @click.command()
 @click.option("--socket", metavar="PATH", type=Place(), help="Of the daemon.")
-@click.option("--clients", type=click.IntRange(1, 512), default=8, show_default=True, help="Streaming at once.")
+@click.option("--clients", type=Whole(1, 512), default=8, show_default=True, help="Streaming at once.")
 @click.option("--minutes", type=Finite(0.05, 100_000.0, "minutes"), default=10.0, show_default=True, help="How long.")
 @click.option(
     "--disconnects",
-    type=click.IntRange(0),
+    type=Whole(0),
     default=0,
     show_default=True,
     metavar="N",
@@ -36,6 +35,7 @@ def load(socket: Path | None, clients: int, minutes: float, disconnects: int, js
     """Put a daemon under load and count what is lost: streams, fairness, memory, clients that leave."""
     texts = [prompt.text for prompt in prompts()]
     report: dict[str, Any] = {}
+    click.echo("fairness: a short answer beside a long one", err=True)
     fairness = asyncio.run(run_fairness(socket, texts[0]))
     report["fairness"] = asdict(fairness)
     click.echo(
@@ -54,15 +54,13 @@ def load(socket: Path | None, clients: int, minutes: float, disconnects: int, js
             f"{left.cancelled} answers cancelled): {left.busy_slots} slots busy, {left.waiting} requests waiting"
         )
     if json_path is not None:
-        write_whole(json_path, json.dumps(report, indent=1) + "\n")
+        replace_text(json_path, json.dumps(report, indent=1) + "\n")
 
 
 def _load(socket: Path | None, plan: LoadPlan) -> LoadFigures:
-    console = plain_console(stderr=True)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bars:
-        task = bars.add_task("load", total=1.0)
-        return asyncio.run(run_load(socket, plan, lambda done: bars.update(task, completed=done)))
+    seconds = max(1, round(plan.seconds))
+    with long_progress(f"load, {plan.clients} clients, seconds", seconds) as told:
+        return asyncio.run(run_load(socket, plan, lambda done: told(int(done * seconds))))
 
 
 def _lines(figures: LoadFigures, clients: int) -> list[str]:

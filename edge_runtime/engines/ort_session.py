@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ import numpy as np
 
 from ..bundle import Model
 from ..errors import BundleError, ConfigError, first_line
+from .even_rows import WITHOUT_BLOCKS
 from .ort_settings import OrtSettings
 
 if TYPE_CHECKING:
@@ -133,9 +135,10 @@ def make_session(
         provider_options = cuda_options(settings, replayed)
     try:
         # With its own fallback onnxruntime prints a note when a provider fails, and goes on without it.
-        session = onnxruntime.InferenceSession(
-            str(path), options, providers=[(provider, provider_options)], enable_fallback=0
-        )
+        with _environment({WITHOUT_BLOCKS: "1"} if settings.deterministic else {}):
+            session = onnxruntime.InferenceSession(
+                str(path), options, providers=[(provider, provider_options)], enable_fallback=0
+            )
     except Exception as problem:  # onnxruntime raises its own classes, unrelated to each other
         first = first_line(problem)
         if settings.device == "cuda" and "CPU EP" in first:
@@ -151,6 +154,21 @@ def make_session(
             "missing or another one"
         )
     return session
+
+
+@contextmanager
+def _environment(entries: Mapping[str, str]) -> Iterator[None]:
+    """For settings that onnxruntime reads nowhere else."""
+    before = {name: os.environ.get(name) for name in entries}
+    os.environ.update(entries)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _prepare_cuda(options: onnxruntime.SessionOptions, settings: OrtSettings) -> None:
