@@ -41,7 +41,7 @@ def read_text_at_most(path: Path, most_bytes: int, what: str) -> str:
 
 
 def descriptor_sha256(descriptor: int, progress: Progress = None) -> str:
-    """Hex digest, by reading: a look into a mapping that was cut off, or lies on a disk that fails, ends the process."""
+    """Hex digest, by reading: a look into a mapping that was cut off, or is on a disk that fails, ends the process."""
     digest, place = hashlib.sha256(), 0
     while chunk := os.pread(descriptor, _HASH_CHUNK, place):
         digest.update(chunk)
