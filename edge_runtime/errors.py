@@ -106,6 +106,12 @@ def why(problem: Exception) -> str:
     return (isinstance(problem, OSError) and problem.strerror) or " ".join(str(problem).split())
 
 
+def first_line(problem: BaseException) -> str:
+    """Of what a library says, which may be a page; its kind where it says nothing (``MemoryError`` mostly does not)."""
+    lines = str(problem).strip().splitlines()
+    return lines[0] if lines else type(problem).__name__
+
+
 def did_you_mean(word: str, known: Iterable[str], *, likeness: float = 0.5) -> str:
     """``" (did you mean 'x'?)"`` for the nearest of ``known``, or an empty string where none is as like as that."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=likeness)

@@ -23,7 +23,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from edge_runtime.errors import CheckpointError
+from edge_runtime.errors import CheckpointError, first_line
 
 from .checkpoint import Checkpoint
 
@@ -113,7 +113,7 @@ def _processor(model: bytes, path: Path) -> Any:
     try:
         processor.LoadFromSerializedProto(model)
     except RuntimeError as problem:
-        raise CheckpointError(f"{path}: its tokenizer does not load: {str(problem).splitlines()[0]}") from None
+        raise CheckpointError(f"{path}: its tokenizer does not load: {first_line(problem)}") from None
     return processor
 
 
