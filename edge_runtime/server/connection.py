@@ -89,7 +89,18 @@ class _Parser(h11.Connection):
             if not event.http_version.startswith(b"1."):
                 version = event.http_version.decode("ascii")
                 raise h11.RemoteProtocolError(f"HTTP/{version} is not spoken here, but 1.1", error_status_hint=505)
+            _check_framing(event)
         return event
+
+
+def _check_framing(request: Any) -> None:
+    """Where a body ends must have one answer. h11 believes one of two, and whoever stands between client and daemon may
+    believe the other: what is a body to one is a request to the other. Raises ``h11.RemoteProtocolError``."""
+    names = {name for name, _ in request.headers}
+    if b"transfer-encoding" in names and b"content-length" in names:
+        raise h11.RemoteProtocolError("Content-Length beside Transfer-Encoding")
+    if b"transfer-encoding" in names and request.http_version == b"1.0":
+        raise h11.RemoteProtocolError("Transfer-Encoding in HTTP/1.0")
 
 
 class Connection(H11Protocol):
