@@ -76,7 +76,8 @@ def described(seconds: int, seed: int) -> Iterator[str]:
         yield process.stdout
         statuses = _statuses(told)
         yield f"{sum(statuses.values())} requests: " + ", ".join(f"{key}: {n}" for key, n in sorted(statuses.items()))
-        yield f"memory {before.rss_mb:.0f} -> {after.rss_mb:.0f} MB, peak {after.peak_mb:.0f}; files {before.files} -> {after.files}"
+        memory = f"{before.rss_mb:.0f} -> {after.rss_mb:.0f} MB, peak {after.peak_mb:.0f}"
+        yield f"memory {memory}; files {before.files} -> {after.files}"
         assert "Traceback" not in one.said(), one.said()[-4000:]
         assert process.returncode == 0, f"schemathesis found something: {process.returncode}"
 

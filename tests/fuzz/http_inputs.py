@@ -10,22 +10,81 @@ from typing import Any
 from random_schemas import random_schema
 
 _ALPHABETS = (
-    string.ascii_letters, " \t\n\r\v\f", "\u0301\u0300\u20dd", "\u202e\u200f\u2067\u061c", "\U0001f469\u200d\U0001f52c\ufe0f",
-    "\0\x01\x7f\x85", "\ufdd0\ufeff\uffff\U0010ffff", "漢字かな", '{}[]",:\\/', "<>|`_",
-)  # fmt: skip
+    string.ascii_letters,
+    " \t\n\r\v\f",
+    "\u0301\u0300\u20dd",
+    "\u202e\u200f\u2067\u061c",
+    "\U0001f469\u200d\U0001f52c\ufe0f",
+    "\0\x01\x7f\x85",
+    "\ufdd0\ufeff\uffff\U0010ffff",
+    "漢字かな",
+    '{}[]",:\\/',
+    "<>|`_",
+)
 _WORDS = (
-    "<start_of_turn>", "<end_of_turn>", "<bos>", "<eos>", "{{ bos_token }}", "{% for x in y %}", '{"name": "f"', "[{", "data: [DONE]",
-    "\r\n\r\nHTTP/1.1 200 OK", "```tool_output", "%s%n", "\\ud83d", "null", "../../etc/passwd",
-)  # fmt: skip
+    "<start_of_turn>",
+    "<end_of_turn>",
+    "<bos>",
+    "<eos>",
+    "{{ bos_token }}",
+    "{% for x in y %}",
+    '{"name": "f"',
+    "[{",
+    "data: [DONE]",
+    "\r\n\r\nHTTP/1.1 200 OK",
+    "```tool_output",
+    "%s%n",
+    "\\ud83d",
+    "null",
+    "../../etc/passwd",
+)
 _NAMES = ("get_time", "f", "a-b_c", "x" * 64)
 _ROLES = ("user", "assistant", "system", "developer", "tool")
 _PATTERNS = (
-    "^(a+)+$", "^(a|a)*b$", "(x+x+)+y", "^(.*a){20}$", "^([a-z]?){40}[a-z]{40}$", "^(?:a{0,900}){0,900}$", "\\p{L}{1,300}", "(?i)straße",
-    "^[^\\u0000]*$", "(?=a)b", "(a)\\1", "(", "[", "a{99999999999}", "^$", "", ".", "^.{1000000}$", "|||", "\\", "^\\d{1,3}(\\.\\d{1,3}){3}$",
-)  # fmt: skip
+    "^(a+)+$",
+    "^(a|a)*b$",
+    "(x+x+)+y",
+    "^(.*a){20}$",
+    "^([a-z]?){40}[a-z]{40}$",
+    "^(?:a{0,900}){0,900}$",
+    "\\p{L}{1,300}",
+    "(?i)straße",
+    "^[^\\u0000]*$",
+    "(?=a)b",
+    "(a)\\1",
+    "(",
+    "[",
+    "a{99999999999}",
+    "^$",
+    "",
+    ".",
+    "^.{1000000}$",
+    "|||",
+    "\\",
+    "^\\d{1,3}(\\.\\d{1,3}){3}$",
+)
 _NUMBERS = (
-    0, 1, -1, 2, 3.5, 10**9, 2**31, 2**53, -(2**63), 2**64, 1e-300, 1e300, 0.1, 1e-7, 123456.789, 1.5, True, None, "1", [],
-)  # fmt: skip
+    0,
+    1,
+    -1,
+    2,
+    3.5,
+    10**9,
+    2**31,
+    2**53,
+    -(2**63),
+    2**64,
+    1e-300,
+    1e300,
+    0.1,
+    1e-7,
+    123456.789,
+    1.5,
+    True,
+    None,
+    "1",
+    [],
+)
 _FORMATS = (
     "date-time",
     "date",
@@ -40,10 +99,33 @@ _FORMATS = (
     "regex",
     "colour",
 )
-_BOUNDS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "minimum", "maximum",
-           "exclusiveMinimum", "exclusiveMaximum", "multipleOf")  # fmt: skip
-_REFUSED = ("not", "if", "contains", "unevaluatedProperties", "unevaluatedItems", "uniqueItems", "dependentSchemas", "propertyNames",
-            "$dynamicRef", "$anchor", "propertes", "x-guidance")  # fmt: skip
+_BOUNDS = (
+    "minLength",
+    "maxLength",
+    "minItems",
+    "maxItems",
+    "minProperties",
+    "maxProperties",
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+    "multipleOf",
+)
+_REFUSED = (
+    "not",
+    "if",
+    "contains",
+    "unevaluatedProperties",
+    "unevaluatedItems",
+    "uniqueItems",
+    "dependentSchemas",
+    "propertyNames",
+    "$dynamicRef",
+    "$anchor",
+    "propertes",
+    "x-guidance",
+)
 
 
 def odd_text(chance: random.Random, most: int = 60) -> str:

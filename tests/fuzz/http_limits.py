@@ -1,6 +1,6 @@
 """Everything too much: too many, too large, too deep, too slow, too costly, twice framed. Knows no engine.
 
-Each attack is answered in bounded time and memory and by the status that it deserves, and the daemon serves the next one.
+Each attack is answered in bounded time and memory and by the status that it deserves, and the daemon serves the next.
 """
 
 from __future__ import annotations
