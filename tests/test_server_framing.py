@@ -3,6 +3,7 @@ in a body. And messages about what a client sent are short, however much it was.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from server_runs import CHAT, Puppet, Running, chat, parsed, read_all, request, running, say, tiny_model
 
+from edge_runtime.config import ServerConfig
 from edge_runtime.server.service import Model
 
 HIDDEN = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -114,3 +116,43 @@ def test_a_body_may_be_cut_anywhere(run: Running, puppet: Puppet) -> None:
             connection.sendall(bytes([byte]))
         assert parsed(read_all(connection))[0] == 200
     assert len(puppet.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "framing"),
+    [
+        (CHAT, {"transfer_encoding": "chunked"}),
+        (CHAT, {"content_length": "20000000"}),
+        (CHAT, {"content_length": "20000000", "content_type": "text/plain"}),
+        ("/nowhere", {"content_length": "20000000"}),
+        ("/nowhere", {"transfer_encoding": "chunked"}),
+    ],
+)
+def test_who_sends_all_before_it_reads_hears_why_it_was_refused(
+    run: Running, path: str, framing: dict[str, str]
+) -> None:
+    """On its last request too: a socket that is closed with bytes unread fails whoever still sends."""
+    given = {"content_type": "application/json", "connection": "close", **framing}
+    chunk = b"100000\r\n" + b" " * 0x100000 + b"\r\n" if "transfer_encoding" in framing else b" " * 1_000_000
+    with run.connect() as connection:
+        connection.sendall(request("POST", path, **given))
+        for _ in range(20):
+            connection.sendall(chunk)
+        if "transfer_encoding" in framing:
+            connection.sendall(b"0\r\n\r\n")
+        status, headers, _ = parsed(read_all(connection))
+    assert status in (404, 413, 415) and headers["connection"] == "close"
+
+
+def test_who_was_answered_and_goes_on_sending_is_dropped(model: Model, puppet: Puppet, tmp_path: Path) -> None:
+    with running(model, puppet, tmp_path, ServerConfig(read_timeout_s=0.2)) as run, run.connect() as connection:
+        connection.sendall(request("POST", "/nowhere", content_length="1000", connection="close"))
+        assert parsed(read_all(connection))[0] == 404
+
+        def go_on() -> None:
+            for _ in range(100_000):
+                connection.sendall(b" ")
+                time.sleep(0.001)
+
+        with pytest.raises(ConnectionError):
+            go_on()

@@ -1,7 +1,7 @@
 """What answers look like, as types: the half of the protocol that this daemon writes. Knows no request and no model.
 
-Answers are written as plain dicts, field by field, where they are made; ``openapi`` describes them from these types, and
-tests hold one to the other.
+Answers are written as plain dicts, field by field, where they are made; ``openapi`` describes them from these types,
+and tests hold one to the other.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import re
 import socket
 import struct
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,7 +116,8 @@ class Connection(H11Protocol):
         self._write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        made: Any = _Transport(transport, self._close)
+        super().connection_made(made)
         # A chunk that the kernel does not take is a reader that does not read: told at once, and nothing piles up.
         transport.set_write_buffer_limits(high=0)
         self.app_state = {**self.app_state, "peer": _peer(transport)}
@@ -143,15 +145,15 @@ class Connection(H11Protocol):
         self._watch_request()
 
     def shutdown(self) -> None:
-        if self._refused:
-            self.transport.close()
-        else:
+        if not self._refused:
             super().shutdown()
+        if self._refused:
+            self._hang_up()
 
     def send_400_response(self, msg: str) -> None:
         """Called while uvicorn handles h11's error, which knows the status better."""
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
-            self.transport.close()
+            self._hang_up()
             return
         problem = sys.exc_info()[1]
         status = problem.error_status_hint if isinstance(problem, h11.RemoteProtocolError) else 400
@@ -226,10 +228,27 @@ class Connection(H11Protocol):
         self.transport.write(_response(refusal))
         late = refusal.http_status == 408
         if late or (self.cycle is not None and not self.cycle.response_complete):
-            self.transport.close()
-            return
-        # Closed with bytes unread, a socket fails the client that still sends, before it has read the refusal.
+            self._hang_up()
+        else:
+            self._linger()
+
+    def _close(self) -> None:
+        """As uvicorn asks for behind the last answer, perhaps before its request was read to the end."""
+        if self.conn.their_state is h11.SEND_BODY and not self._refused:
+            self._linger()
+        elif not self._refused:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        made: Any = self.transport
+        made.hang_up()
+
+    def _linger(self) -> None:
+        """Closed with bytes unread, a socket fails the client that still sends, before it has read its answer."""
         self._refused = True
+        self.flow.resume_reading()
+        made: Any = self.transport
+        made.leaving = True
         self._unset_keepalive_if_required()
         self._unset_timers()
         self.transport.write_eof()
@@ -240,6 +259,27 @@ class Connection(H11Protocol):
             if timer is not None:
                 timer.cancel()
         self._read_timer = self._write_timer = None
+
+
+class _Transport:
+    """asyncio's, but that its protocol decides how it is closed."""
+
+    def __init__(self, made: asyncio.Transport, close: Callable[[], None]) -> None:
+        self._made, self._close = made, close
+        self.leaving = False
+        """Whether nothing more is sent."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._made, name)
+
+    def is_closing(self) -> bool:
+        return self.leaving or self._made.is_closing()
+
+    def close(self) -> None:
+        self._close()
+
+    def hang_up(self) -> None:
+        self._made.close()
 
 
 def _peer(transport: asyncio.Transport) -> Peer:

@@ -64,11 +64,9 @@ _KINDS: tuple[type, ...] = (
     TokenizeRequest,
 )
 _TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
-_PROMPTS = [
-    {"type": "string"},
-    _TOKENS,
-    *({"type": "array", "items": one, "minItems": 1, "maxItems": MOST_CHOICES} for one in ({"type": "string"}, _TOKENS)),
-]
+_TEXT = {"type": "string"}
+_SEVERAL = [{"type": "array", "items": one, "minItems": 1, "maxItems": MOST_CHOICES} for one in (_TEXT, _TOKENS)]
+_PROMPTS = [_TEXT, _TOKENS, *_SEVERAL]
 """Which the type leaves open: a union of lists is read item by item, where the model is known."""
 _NAME = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
 
