@@ -3,13 +3,15 @@ in a body. And messages about what a client sent are short, however much it was.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from server_runs import CHAT, Puppet, Running, chat, parsed, read_all, request, running, say, tiny_model
+from server_runs import CHAT, Puppet, Running, chat, parsed, read_all, read_until, request, running, say, tiny_model
 
 from edge_runtime.config import ServerConfig
 from edge_runtime.server.service import Model
@@ -156,3 +158,29 @@ def test_who_was_answered_and_goes_on_sending_is_dropped(model: Model, puppet: P
 
         with pytest.raises(ConnectionError):
             go_on()
+
+
+def test_a_body_in_chunks_of_a_byte_is_refused_before_it_holds_up_others(run: Running) -> None:
+    """The time is not measured; the parser takes a second for what one read of a socket may hold of them."""
+    head = request("POST", CHAT, content_type="application/json", transfer_encoding="chunked")
+    with run.connect() as connection, contextlib.suppress(ConnectionError):
+        connection.sendall(head)
+        for _ in range(3000):
+            connection.sendall(b"1\r\n \r\n" * 1000)
+        pytest.fail("all of it was read")
+    with run.connect() as connection:
+        connection.sendall(head + b"1\r\n \r\n" * 5000)
+        status, _, body = parsed(read_until(connection, b"}}"))
+    assert (status, body["error"]["code"]) == (400, "bad_http_request") and "chunks" in body["error"]["message"]
+
+
+def test_a_body_in_small_chunks_is_taken(run: Running) -> None:
+    text = json.dumps(chat()).encode().ljust(3000)
+    for size in (1, 100):
+        chunks = b"".join(
+            b"%x\r\n%s\r\n" % (len(text[at : at + size]), text[at : at + size]) for at in range(0, len(text), size)
+        )
+        head = request("POST", CHAT, content_type="application/json", transfer_encoding="chunked", connection="close")
+        with run.connect() as connection:
+            connection.sendall(head + chunks + b"0\r\n\r\n")
+            assert parsed(read_all(connection))[0] == 200

@@ -27,6 +27,7 @@ from .problems import Problem, Refusal
 _CREDENTIALS = struct.Struct("3i")
 _MOST_PIPELINED = 64 << 10
 """Bytes of later requests that may wait behind one that is being answered."""
+_MOST_SMALL_CHUNKS, _SMALL_CHUNK = 4096, 64
 _KEEP_ALIVE_S = 75
 """Idle. Longer than clients keep theirs (httpx: 5 s), so that none sends a request into a connection that closes."""
 _QUOTED = re.compile(r":? (?:bytearray\()?b['\"].*", re.DOTALL)
@@ -78,10 +79,16 @@ class _Parser(h11.Connection):
     def __init__(self, most: int) -> None:
         super().__init__(h11.SERVER, most)
         self._most = most
+        self._parts = self._bytes = 0
+        """Of the body so far: how often h11 handed some of it out, and how much."""
 
     def next_event(self) -> Any:
         if self.their_state is not h11.IDLE:
-            return super().next_event()
+            event = super().next_event()
+            if isinstance(event, h11.Data):
+                self._check_chunks(len(event.data))
+            return event
+        self._parts = self._bytes = 0
         before = len(self.trailing_data[0])
         event = super().next_event()
         if isinstance(event, h11.Request):
@@ -92,6 +99,15 @@ class _Parser(h11.Connection):
                 raise h11.RemoteProtocolError(f"HTTP/{version} is not spoken here, but 1.1", error_status_hint=505)
             _check_framing(event)
         return event
+
+
+    def _check_chunks(self, size: int) -> None:
+        """One read of the socket may hold forty thousand chunks of a byte, and nobody else is heard while they are
+        read: a second and more. Raises ``h11.RemoteProtocolError``."""
+        self._parts += 1
+        self._bytes += size
+        if self._parts > _MOST_SMALL_CHUNKS and self._bytes < self._parts * _SMALL_CHUNK:
+            raise h11.RemoteProtocolError(f"more than {_MOST_SMALL_CHUNKS} chunks of less than {_SMALL_CHUNK} bytes")
 
 
 def _check_framing(request: Any) -> None:
