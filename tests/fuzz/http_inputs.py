@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from random_schemas import random_schema
+from server_runs import END_OF_TURN, EOS
+from tiny_bundle import tiny_tokenizer
 
 _ALPHABETS = (
     string.ascii_letters,
@@ -128,6 +130,19 @@ _REFUSED = (
 )
 
 
+def _ids(letters: str) -> list[int]:
+    """Of the tiny tokenizer."""
+    import sentencepiece
+
+    model: Any = sentencepiece.SentencePieceProcessor()
+    model.LoadFromSerializedProto(tiny_tokenizer())
+    return [int(model.PieceToId(letter)) for letter in letters]
+
+
+ENDINGS = {str(EOS): 20, str(END_OF_TURN): 20} | {str(token): 9 for token in _ids('"}]')}
+"""Bias of the ids that end a text, and of what ends a part of it."""
+
+
 def odd_text(chance: random.Random, most: int = 60) -> str:
     """Mostly short."""
     length = chance.randrange(most) if chance.random() < 0.97 else chance.randrange(50 * most)
@@ -172,7 +187,7 @@ def odd_chat(chance: random.Random) -> dict[str, Any]:
         if chance.random() < 0.08:
             body[name] = make(chance)
     if chance.random() < 0.25:
-        body["tools"] = [_tool(chance) for _ in range(chance.randrange(4))]
+        body["tools"] = [_tool(chance, name) for name in chance.sample(_NAMES, chance.randrange(4))]
         if chance.random() < 0.6:
             body["tool_choice"] = chance.choice(
                 ["none", "auto", "required", {"type": "function", "function": {"name": "f"}}]
@@ -182,6 +197,13 @@ def odd_chat(chance: random.Random) -> dict[str, Any]:
         body["response_format"] = chance.choice(
             [{"type": "json_object"}, {"type": "json_schema", "json_schema": wanted}]
         )
+    if "top_logprobs" in body and chance.random() < 0.9:
+        body["logprobs"] = True
+    if "stream_options" in body and chance.random() < 0.9:
+        body["stream"] = True
+    if ("tools" in body or "response_format" in body) and chance.random() < 0.8:
+        # A model that knows nothing hardly ever closes what it opened.
+        body |= {"logit_bias": ENDINGS, "max_tokens": 300}
     if chance.random() < 0.15:
         _spoil(chance, body)
     return body
@@ -214,8 +236,8 @@ def _call(chance: random.Random, name: str) -> dict[str, Any]:
     return {"id": name, "type": "function", "function": {"name": odd_text(chance, 10), "arguments": arguments}}
 
 
-def _tool(chance: random.Random) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": chance.choice(_NAMES)}
+def _tool(chance: random.Random, name: str) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": name}
     if chance.random() < 0.7:
         function["description"] = odd_text(chance)
     if chance.random() < 0.8:
