@@ -24,7 +24,7 @@ sys.path.append(str(Path(__file__).parent / "fuzz"))
 from http_chats import Tally, try_chat
 from http_inputs import odd_chat
 
-ODD_CHATS = 150
+ODD_CHATS = 100
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from grammar_walks import INTEGER, STRING, Walk, obj, tiny
 from edge_runtime.errors import InputError
 from edge_runtime.text.json_schema import checked
 
-_MANY = 16_000
+_MANY = 8_000
 _PATIENCE_S = 30.0
 """Of the processor. Ours takes a tenth of a second, and what was found here took minutes."""
 
