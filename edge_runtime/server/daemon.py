@@ -6,6 +6,7 @@ import asyncio
 import faulthandler
 import logging
 import os
+import resource
 import signal
 import sys
 import threading
@@ -49,6 +50,8 @@ _ENGINE_PATIENCE_S = 5.0
 _RESPONSES_S = 5
 """For what is made to reach its readers."""
 _LOOK_S = 1.0
+_OTHER_FILES = 256
+"""Beside connections: those that are still told that they are too many, a bundle and its successor, the board's."""
 
 
 def run_daemon(read: ReadConfig) -> int:
@@ -61,6 +64,7 @@ def run_daemon(read: ReadConfig) -> int:
     faulthandler.enable()
     period_s = watchdog_period_s(os.environ, os.getpid())
     notifier = Notifier.of(os.environ)
+    _allow_files(config.server.max_connections)
     listeners = Listeners(config.server, os.environ)
     daemon = Daemon(read, config, listeners, notifier, period_s)
     try:
@@ -71,6 +75,18 @@ def run_daemon(read: ReadConfig) -> int:
             _leave_at_once(sys.exc_info()[1])
     notifier.close()
     return 0
+
+
+def _allow_files(connections: int) -> None:
+    """A shell gives 1,024 open files, which is fewer than the connections that are allowed and what they need beside;
+    a socket that cannot be accepted is a client that waits for nothing."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + _OTHER_FILES
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most < wanted:
+        _LOG.warning(event("few open files", allowed=most, connections=connections))
 
 
 class _Server(uvicorn.Server):
