@@ -57,7 +57,7 @@ class Stderr(logging.Handler):
     def _write(self) -> None:
         while self._waiting and self._room.poll(0):
             if self._lost:
-                self._waiting.appendleft(b"%d lines of the log were lost: nobody took them\n" % self._lost)
+                self._waiting.appendleft(f"{self._lost} lines of the log were lost: nobody took them\n".encode())
                 self._lost = 0
             try:
                 done = os.write(self._descriptor, self._waiting[0])
