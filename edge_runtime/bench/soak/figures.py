@@ -1,0 +1,206 @@
+"""What a soak's record says. Pure; a record that breaks off is judged as far as it goes.
+
+A refusal is due where it says what was done to the daemon at that time, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..live import longest_over_s
+from ..stats import Middle
+from .record import Answer, Checkpoint, End, Happening, Line, Look, Probe, Settings, of
+
+DUE = {"critical": ("hot",), "memory runs out": ("memory",), "not served any more": ("engine", "swap", "back"),
+       "the queue is full": ("crowd",)}  # fmt: skip
+"""Words of a refusal -> what must have been going on."""
+_SLOWED = ("warm", "hot", "memory", "crowd")
+_RESAMPLES = 1000
+_SEED = 20260301
+_QUARTERS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Quarters:
+    """A quantile of the first quarter of the answers and of the last, by time."""
+
+    first: Middle
+    last: Middle
+    ratio: Middle
+    """Last over first, with its 95% bootstrap interval."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slope:
+    """Least squares through checkpoints after the warm-up, per hour."""
+
+    per_hour: float
+    low: float
+    high: float
+    """95%, by the spread around the line."""
+    mean: float
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class SoakFigures:
+    settings: Settings
+    seconds: float
+    ended: str
+    answers: int
+    outcomes: dict[str, Counter[str]]
+    """Kind of request -> how often each outcome."""
+    undue: tuple[str, ...]
+    """Refusals that nothing was the cause of,"""
+    lost: tuple[str, ...]
+    wrong: tuple[str, ...]
+    refusals: Counter[str]
+    """By what they say."""
+    happenings: Counter[str]
+    failed: tuple[str, ...]
+    """What was done and did not go well."""
+    checkpoints: tuple[Checkpoint, ...]
+    memory: Slope | None
+    """Of anonymous bytes at rest."""
+    ttft: Quarters | None
+    """p95 in seconds, of streamed answers that no heat and no want of memory held up."""
+    tpot: Quarters | None
+    probe_ttft: Quarters | None
+    """p95 of those that were made at rest, less what others had of the processors,"""
+    probe_tpot: Quarters | None
+    probe_work: Quarters | None
+    """and of the processor time that these took."""
+    had: tuple[float, float] | None
+    """Share of the time in which these wanted a processor and had one: first and last quarter."""
+    over_c: float | None
+    """Most above the temperature limit, where it could be kept,"""
+    over_s: float | None
+    """and the longest time."""
+    tokens_while_stopped: int
+    """Made after the governor had said that nothing may run."""
+    errors: tuple[str, ...]
+
+
+def summed_up(lines: Sequence[Line]) -> SoakFigures:
+    """``lines`` as ``read_lines`` gives them."""
+    settings = lines[0]
+    assert isinstance(settings, Settings)
+    answers, happenings, checkpoints = of(Answer, lines), of(Happening, lines), tuple(of(Checkpoint, lines))
+    probes, looks, ends = of(Probe, lines), of(Look, lines), of(End, lines)
+    outcomes: dict[str, Counter[str]] = {}
+    for answer in answers:
+        outcomes.setdefault(answer.kind, Counter())[answer.outcome] += 1
+    refused = [answer for answer in answers if answer.outcome == "refused"]
+    streamed = [answer for answer in answers if answer.ttft_s is not None and not _during(answer, happenings, _SLOWED)]
+    tpot = [(answer.ended_s, answer.tpot_s) for answer in streamed if answer.tpot_s is not None]
+    over_c, over_s, stopped = _governed(settings.limit_c, looks)
+    last_s = max((line.ended_s for line in answers), default=0.0)
+    return SoakFigures(
+        settings=settings,
+        seconds=ends[-1].at_s if ends else max([last_s, *(look.at_s for look in looks)]),
+        ended=ends[-1].why if ends else "the record breaks off",
+        answers=len(answers),
+        outcomes=outcomes,
+        undue=tuple(_words(answer) for answer in refused if not is_due(answer, happenings)),
+        lost=tuple(_words(answer) for answer in answers if answer.outcome == "lost"),
+        wrong=tuple(_words(answer) for answer in answers if answer.outcome == "wrong"),
+        refusals=Counter(_cause(answer) or answer.why for answer in refused),
+        happenings=Counter(one.what for one in happenings),
+        failed=tuple(f"{one.what} at {one.began_s:.0f} s: {one.note}" for one in happenings if not one.went_well),
+        checkpoints=checkpoints,
+        memory=_slope([(one.at_s, float(one.anonymous)) for one in after_warm_up(checkpoints)]),
+        ttft=quarters([(answer.ended_s, answer.ttft_s or 0.0) for answer in streamed], 0.95),
+        tpot=quarters(tpot, 0.95),
+        probe_ttft=quarters([(probe.at_s, probe.had * probe.ttft_s) for probe in probes], 0.95),
+        probe_tpot=quarters([(probe.at_s, probe.had * probe.tpot_s) for probe in probes], 0.95),
+        probe_work=quarters([(probe.at_s, probe.processor_s) for probe in probes], 0.95),
+        had=_had(probes),
+        over_c=over_c,
+        over_s=over_s,
+        tokens_while_stopped=stopped,
+        errors=tuple(line for one in checkpoints for line in one.errors),
+    )
+
+
+def after_warm_up(checkpoints: Sequence[Checkpoint]) -> Sequence[Checkpoint]:
+    """Without the first quarter, and without the first one at least."""
+    return checkpoints[max(1, len(checkpoints) // _QUARTERS) :]
+
+
+def is_due(answer: Answer, happenings: Sequence[Happening]) -> bool:
+    return _during(answer, happenings, DUE.get(_cause(answer), ()))
+
+
+def _during(answer: Answer, happenings: Sequence[Happening], causes: Sequence[str]) -> bool:
+    return any(
+        one.what in causes and one.began_s <= answer.ended_s and answer.began_s <= one.ended_s for one in happenings
+    )
+
+
+def _cause(answer: Answer) -> str:
+    return next((words for words in DUE if words in answer.why), "")
+
+
+def _words(answer: Answer) -> str:
+    return f"{answer.script}, turn {answer.turn}, {answer.manner}, at {answer.began_s:.0f} s: {answer.why}"
+
+
+def quarters(values: Sequence[tuple[float, float]], share: float) -> Quarters | None:
+    """(when, value) each, in any order; ``None`` for fewer than two in a quarter."""
+    rising = [value for _, value in sorted(values)]
+    count = len(rising) // _QUARTERS
+    if count < 2:
+        return None
+    rng = np.random.default_rng(_SEED)
+    first, last = np.asarray(rising[:count]), np.asarray(rising[-count:])
+    drawn = [np.quantile(rng.choice(part, (_RESAMPLES, count)), share, axis=1) for part in (first, last)]
+    found = [float(np.quantile(part, share)) for part in (first, last)]
+    return Quarters(
+        _middle(found[0], drawn[0], count),
+        _middle(found[1], drawn[1], count),
+        _middle(found[1] / max(found[0], 1e-9), drawn[1] / np.maximum(drawn[0], 1e-9), count),
+    )
+
+
+def _middle(value: float, drawn: NDArray[np.float64], count: int) -> Middle:
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return Middle(value, float(low), float(high), count)
+
+
+def _slope(points: Sequence[tuple[float, float]]) -> Slope | None:
+    if len(points) < 4:
+        return None
+    hours, values = np.array([at_s / 3600.0 for at_s, _ in points]), np.array([value for _, value in points])
+    away = hours - hours.mean()
+    per_hour = float((away * values).sum() / (away * away).sum())
+    rest = values - values.mean() - per_hour * away
+    error = float(np.sqrt((rest * rest).sum() / (len(points) - 2) / (away * away).sum()))
+    return Slope(per_hour, per_hour - 1.96 * error, per_hour + 1.96 * error, float(values.mean()), len(points))
+
+
+def _had(probes: Sequence[Probe]) -> tuple[float, float] | None:
+    count = len(probes) // _QUARTERS
+    if not count:
+        return None
+    parts = (probes[:count], probes[-count:])
+    first, last = (sum(probe.had for probe in part) / count for part in parts)
+    return first, last
+
+
+def _governed(limit_c: float, looks: Sequence[Look]) -> tuple[float | None, float | None, int]:
+    """(most above the limit, longest time above it, tokens made though nothing might run)."""
+    kept = [look for look in looks if not look.beyond]
+    over_c = max((look.die_c - limit_c for look in kept), default=None)
+    over_s = longest_over_s([(look.at_s, look.die_c) for look in kept], limit_c) if kept else None
+    stopped = sum(
+        max(0, now.tokens - before.tokens)
+        for first, before, now in zip(looks, looks[1:], looks[2:], strict=False)
+        # The one before may have been written while a step ran.
+        if first.state == before.state == now.state == "critical"
+    )
+    return over_c, over_s, stopped
