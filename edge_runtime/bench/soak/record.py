@@ -104,7 +104,13 @@ class Probe(msgspec.Struct, frozen=True, tag="probe"):
     @property
     def had(self) -> float:
         """Share of the time in which it wanted a processor and had one: below 1 where others use the machine."""
-        return self.processor_s / max(1e-9, self.processor_s + self.waited_s)
+        return share_had(self.processor_s, self.waited_s)
+
+
+def share_had(processor_s: float, waited_s: float) -> float:
+    """Of the time in which a processor was wanted."""
+    wanted_s = processor_s + waited_s
+    return processor_s / wanted_s if wanted_s > 0.0 else 1.0
 
 
 class Look(msgspec.Struct, frozen=True, tag="board"):
@@ -116,6 +122,8 @@ class Look(msgspec.Struct, frozen=True, tag="board"):
     """Since the start of the daemon."""
     beyond: bool
     """Whether the air alone makes it too hot, so that no governor could keep the limit."""
+    had: float = 1.0
+    """As of ``Probe``, of all the daemon's threads since the look before; 1 where they wanted none."""
 
 
 class End(msgspec.Struct, frozen=True, tag="end"):

@@ -16,7 +16,7 @@ from .asking import Asking, Conversation, ask, learn
 from .happenings import Happenings, NotItself, idle
 from .mix import Script, scripts
 from .plan import SoakPlan
-from .record import Checkpoint, End, Look, Manner, Probe, Record
+from .record import Checkpoint, End, Look, Manner, Probe, Record, share_had
 from .stage import Stage
 
 _LOOK_S = 0.25
@@ -91,16 +91,17 @@ async def _watch(this: _Soak) -> None:
     """The board follows what the daemon does. Raises ``EdgeRuntimeError`` when that is gone."""
     stage, clock = this.stage, this.asking.clock
     async with AsyncClient(stage.socket, patience_s=0.0) as client:
-        status, last_s = await client.status(), clock()
+        status, taken, last_s = await client.status(), stage.taken(), clock()
         while True:
             await asyncio.sleep(_LOOK_S)
             before_s = status.board.busy_s or 0.0
             status, now_s = await client.status(), clock()
             busy_s = (status.board.busy_s or 0.0) - before_s
             stage.busy_share(min(1.0, max(0.0, busy_s / (now_s - last_s))))
-            last_s = now_s
+            before, taken, last_s = taken, stage.taken(), now_s
+            had = share_had(taken.processor_s - before.processor_s, taken.waited_s - before.waited_s)
             tokens, state = status.speed.generated_tokens, status.board.throttle_state or ""
-            this.record.add(Look(now_s, round(stage.plant.die_c, 2), state, tokens, stage.beyond))
+            this.record.add(Look(now_s, round(stage.plant.die_c, 2), state, tokens, stage.beyond, round(had, 3)))
 
 
 async def _client(this: _Soak, lap: int, number: int, over: asyncio.Event) -> None:
