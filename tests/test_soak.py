@@ -1,5 +1,5 @@
-"""A soak of seconds on the tiny bundle: every kind of request and of what happens to a daemon, and a record that says so.
-Needs what ``test_telemetry_real_jtop`` needs of the machine, and is skipped as that is."""
+"""A soak of seconds on the tiny bundle: every kind of request and of what happens to a daemon, and a record that says
+so. Needs what ``test_telemetry_real_jtop`` needs of the machine, and is skipped as that is."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from edge_runtime.boards import board_named
 from edge_runtime.cli.soak import run
 
 SHORT = SoakPlan(
-    minutes=0.1, laps=2, lap_s=4.0, clients=4, sessions=2, threads=1, context=1024, think_s=0.2, hold_s=0.3, probes=2, crowd=12,
-    queue=6, limit_c=60.0, air_c=25.0, warm_c=40.0, hot_c=100.0, patience_s=120.0, seed=1,
+    minutes=0.1, laps=2, lap_s=4.0, clients=4, sessions=2, threads=1, context=1024, think_s=0.2, hold_s=0.3, probes=2,
+    crowd=12, queue=6, limit_c=60.0, air_c=25.0, warm_c=40.0, hot_c=100.0, patience_s=120.0, seed=1,
     sizes=Sizes(tokens=16, document=240, formed=96, each=2),
 )  # fmt: skip
 
