@@ -20,6 +20,8 @@ DUE = {"critical": ("hot",), "memory runs out": ("memory",), "not served any mor
        "the queue is full": ("crowd",)}  # fmt: skip
 """Words of a refusal -> what must have been going on."""
 _SLOWED = ("warm", "hot", "memory", "crowd")
+_HAS, _LATELY_S = 0.8, 10.0
+"""Mean share of the processors that it wanted, over so long, from which on it had them."""
 _RESAMPLES = 1000
 _SEED = 20260301
 _QUARTERS = 4
@@ -45,6 +47,21 @@ class Slope:
     """95%, by the spread around the line."""
     mean: float
     count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Heat:
+    """Against the temperature limit, where it can be kept."""
+
+    highest_c: float | None
+    """Of all that time."""
+    over_c: float | None
+    """Most above the limit while the daemon had its processors, below 0 where it never was: one that waits for them in
+    the middle of a step cannot end it; ``None``: it never had."""
+    over_s: float
+    """The longest time above it, likewise."""
+    judged: float
+    """Share of the time in which it had them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +94,7 @@ class SoakFigures:
     """and of the processor time that these took."""
     had: tuple[float, float] | None
     """Share of the time in which these wanted a processor and had one: first and last quarter."""
-    over_c: float | None
-    """Most above the temperature limit, where it could be kept,"""
-    over_s: float | None
-    """and the longest time."""
+    heat: Heat
     tokens_while_stopped: int
     """Made after the governor had said that nothing may run."""
     errors: tuple[str, ...]
@@ -98,7 +112,6 @@ def summed_up(lines: Sequence[Line]) -> SoakFigures:
     refused = [answer for answer in answers if answer.outcome == "refused"]
     streamed = [answer for answer in answers if answer.ttft_s is not None and not _during(answer, happenings, _SLOWED)]
     tpot = [(answer.ended_s, answer.tpot_s) for answer in streamed if answer.tpot_s is not None]
-    over_c, over_s, stopped = _governed(settings.limit_c, looks)
     last_s = max((line.ended_s for line in answers), default=0.0)
     return SoakFigures(
         settings=settings,
@@ -120,9 +133,8 @@ def summed_up(lines: Sequence[Line]) -> SoakFigures:
         probe_tpot=quarters([(probe.at_s, probe.had * probe.tpot_s) for probe in probes], 0.95),
         probe_work=quarters([(probe.at_s, probe.processor_s) for probe in probes], 0.95),
         had=_had(probes),
-        over_c=over_c,
-        over_s=over_s,
-        tokens_while_stopped=stopped,
+        heat=_heat(settings.limit_c, [look for look in looks if not look.beyond]),
+        tokens_while_stopped=_while_stopped(looks),
         errors=tuple(line for one in checkpoints for line in one.errors),
     )
 
@@ -192,15 +204,34 @@ def _had(probes: Sequence[Probe]) -> tuple[float, float] | None:
     return first, last
 
 
-def _governed(limit_c: float, looks: Sequence[Look]) -> tuple[float | None, float | None, int]:
-    """(most above the limit, longest time above it, tokens made though nothing might run)."""
-    kept = [look for look in looks if not look.beyond]
-    over_c = max((look.die_c - limit_c for look in kept), default=None)
-    over_s = longest_over_s([(look.at_s, look.die_c) for look in kept], limit_c) if kept else None
-    stopped = sum(
+def _heat(limit_c: float, looks: Sequence[Look]) -> Heat:
+    """``looks`` at times when the limit could be kept."""
+    if not looks:
+        return Heat(None, None, 0.0, 0.0)
+    free = [look for look, had in zip(looks, _had_lately(looks), strict=True) if had >= _HAS]
+    over_c = max((look.die_c - limit_c for look in free), default=None)
+    over_s = longest_over_s([(look.at_s, look.die_c) for look in free], limit_c)
+    return Heat(max(look.die_c for look in looks), over_c, over_s, len(free) / len(looks))
+
+
+def _had_lately(looks: Sequence[Look]) -> list[float]:
+    """The mean of the last seconds, at each look."""
+    found: list[float] = []
+    first, total = 0, 0.0
+    for last, look in enumerate(looks):
+        total += look.had
+        while looks[first].at_s < look.at_s - _LATELY_S:
+            total -= looks[first].had
+            first += 1
+        found.append(total / (last + 1 - first))
+    return found
+
+
+def _while_stopped(looks: Sequence[Look]) -> int:
+    """Tokens made though nothing might run."""
+    return sum(
         max(0, now.tokens - before.tokens)
         for first, before, now in zip(looks, looks[1:], looks[2:], strict=False)
         # The one before may have been written while a step ran.
         if first.state == before.state == now.state == "critical"
     )
-    return over_c, over_s, stopped

@@ -96,10 +96,12 @@ async def _watch(this: _Soak) -> None:
             await asyncio.sleep(_LOOK_S)
             before_s = status.board.busy_s or 0.0
             status, now_s = await client.status(), clock()
-            busy_s = (status.board.busy_s or 0.0) - before_s
-            stage.busy_share(min(1.0, max(0.0, busy_s / (now_s - last_s))))
-            before, taken, last_s = taken, stage.taken(), now_s
+            before, taken = taken, stage.taken()
             had = share_had(taken.processor_s - before.processor_s, taken.waited_s - before.waited_s)
+            # A step that waits for a processor heats nothing meanwhile.
+            busy_s = had * ((status.board.busy_s or 0.0) - before_s)
+            stage.busy_share(min(1.0, max(0.0, busy_s / (now_s - last_s))))
+            last_s = now_s
             tokens, state = status.speed.generated_tokens, status.board.throttle_state or ""
             this.record.add(Look(now_s, round(stage.plant.die_c, 2), state, tokens, stage.beyond, round(had, 3)))
 

@@ -12,6 +12,8 @@ GROWTH_SHARE, GROWTH_BYTES = 0.01, 4_000_000
 """An hour, of what is held at rest; and what any run may differ by."""
 SLOWER = 1.15
 """p95 of the last quarter over that of the first."""
+JUDGED = 0.1
+"""Of the time must be such that the temperature limit can be judged."""
 _TOLD = 3
 
 
@@ -51,6 +53,12 @@ def unjudged(figures: SoakFigures) -> Iterator[str]:
     """Claims that this run is too short for."""
     if figures.memory is None:
         yield "memory, descriptors and threads: fewer than 4 laps after the warm-up"
+    heat = figures.heat
+    if heat.highest_c is not None and heat.judged < JUDGED:
+        yield (
+            f"the temperature limit: others had the processors, but for {heat.judged:.0%} of the time; "
+            f"highest {heat.highest_c:.2f} C of {figures.settings.limit_c:g}"
+        )
     if figures.probe_ttft is None:
         yield "p95: fewer than 8 timed answers"
 
@@ -107,14 +115,14 @@ def shared(figures: SoakFigures) -> str:
 
 
 def _governor(figures: SoakFigures) -> Iterator[Verdict]:
-    if figures.over_c is None or figures.over_s is None:
-        return
-    limit_c = figures.settings.limit_c
-    yield Verdict(
-        f"the governor keeps {limit_c:g} C where it can be kept: at most {OVER_C:g} C above, {OVER_S:g} s at a time",
-        f"highest {limit_c + figures.over_c:.2f} C, longest {figures.over_s:.1f} s above",
-        figures.over_c <= OVER_C and figures.over_s <= OVER_S,
-    )
+    heat, limit_c = figures.heat, figures.settings.limit_c
+    if heat.over_c is not None and heat.judged >= JUDGED:
+        some = "" if heat.judged > 0.99 else f", in the {heat.judged:.0%} of the time when it had its processors"
+        yield Verdict(
+            f"the governor keeps {limit_c:g} C where it can: at most {OVER_C:g} C above, {OVER_S:g} s at a time",
+            f"highest {limit_c + heat.over_c:.2f} C, longest {heat.over_s:.1f} s above{some}",
+            heat.over_c <= OVER_C and heat.over_s <= OVER_S,
+        )
     yield Verdict(
         "and where it cannot, nothing runs",
         f"{figures.tokens_while_stopped} tokens while all was stopped",
