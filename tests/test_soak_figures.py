@@ -136,6 +136,16 @@ def test_slower_and_slower_is_seen_and_a_shared_machine_is_reckoned_off() -> Non
     assert figures.had == (1.0, 0.5) and any("shared" in str(verdict) for verdict in verdicts(figures))
 
 
+def test_no_time_counts_while_the_soak_itself_was_stopped() -> None:
+    late = [Look(200.0, 58.0, "warm", 400, False), Look(1100.0, 58.0, "warm", 400, False)]
+    slow = Probe(1100.5, 3, 900.0, 0.1, 1.0, 0.0)
+    answers = [replace(RIGHT, began_s=float(at), ended_s=at + 1.0) for at in range(20)]
+    hung = replace(RIGHT, began_s=150.0, ended_s=1100.2, ttft_s=900.0)
+    figures = summed_up(tuple(a_record(*late, slow, *answers, hung)))
+    assert figures.pauses == (100.25, 900.0) and not missed(a_record(*late, slow))
+    assert figures.ttft is not None and figures.ttft.last.high < 1.0
+
+
 def test_where_others_have_the_processors_the_temperature_is_not_judged() -> None:
     lines = [line for line in a_record() if not isinstance(line, Look)]
     starved = [Look(0.25 * at, 66.0, "warm", at, False, 0.3) for at in range(400)]

@@ -41,6 +41,8 @@ _OUTCOMES = ("right", "left", "refused", "wrong", "lost")
               help="What the daemon serves.")  # fmt: skip
 @click.option("--minutes", type=Finite(1.0, 100_000.0, "minutes"), default=120.0, show_default=True,
               help="Of load; rests come on top.")  # fmt: skip
+@click.option("--lap", type=Finite(0.5, 60.0, "minutes"), default=5.0, show_default=True, metavar="MINUTES",
+              help="In which everything happens once; at rest behind it memory, descriptors and speed are looked at.")
 @click.option("--clients", type=click.IntRange(1, 11), default=4, show_default=True,
               help="That ask at once, with pauses.")  # fmt: skip
 @click.option("--threads", type=click.IntRange(1), default=os.cpu_count() or 1, show_default=True,
@@ -68,7 +70,9 @@ def soak(said: click.Context, /, **given: Any) -> None:
         raise ConfigError("--bundle DIR says what the daemon is to serve")
     board = board_named(given["board"])
     verify_files(given["bundle"], read_manifest(given["bundle"]), hashes=False)
-    plan = soak_plan(given["minutes"], given["clients"], given["threads"], given["temperature_limit"], given["seed"])
+    plan = soak_plan(
+        given["minutes"], given["lap"], given["clients"], given["threads"], given["temperature_limit"], given["seed"]
+    )
     with tempfile.TemporaryDirectory(prefix="edge-soak-") as folder:
         path = given["record_path"] or Path(folder) / "record.jsonl"
         run(Path(folder), given["bundle"], board, given["telemetry"], plan, path)
@@ -115,6 +119,11 @@ def _show(console: Console, path: Path) -> bool:
         f"{settings.clients} clients, {settings.sessions} sessions, {settings.threads} threads; {settings.started}; "
         f"{figures.seconds / 60:.1f} minutes, {len(figures.checkpoints)} laps; {figures.ended}"
     )
+    if figures.pauses:
+        console.print(
+            f"the soak itself was held up {len(figures.pauses)} times, {sum(figures.pauses):.0f} s in all (stopped, "
+            "starved, or the machine slept): no time of an answer then counts"
+        )
     console.print(_requests(figures))
     console.print(_times(figures))
     met = True

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,9 @@ DUE = {"critical": ("hot",), "memory runs out": ("memory",), "not served any mor
        "the queue is full": ("crowd",)}  # fmt: skip
 """Words of a refusal -> what must have been going on."""
 _SLOWED = ("warm", "hot", "memory", "crowd")
+_PAUSED_S = 5.0
+"""Between two looks that are made four times a second."""
+_MOST_TOKENS = 64
 _HAS, _LATELY_S = 0.8, 10.0
 """Mean share of the processors that it wanted, over so long, from which on it had them."""
 _RESAMPLES = 1000
@@ -69,6 +73,8 @@ class SoakFigures:
     settings: Settings
     seconds: float
     ended: str
+    pauses: tuple[float, ...]
+    """Seconds of each stretch in which whoever soaks did not run."""
     answers: int
     outcomes: dict[str, Counter[str]]
     """Kind of request -> how often each outcome."""
@@ -110,13 +116,22 @@ def summed_up(lines: Sequence[Line]) -> SoakFigures:
     for answer in answers:
         outcomes.setdefault(answer.kind, Counter())[answer.outcome] += 1
     refused = [answer for answer in answers if answer.outcome == "refused"]
-    streamed = [answer for answer in answers if answer.ttft_s is not None and not _during(answer, happenings, _SLOWED)]
+    pauses = [(before.at_s, look.at_s) for before, look in pairwise(looks) if look.at_s - before.at_s > _PAUSED_S]
+    probes = [one for one in probes if not _within(one.at_s - _whole_s(one), one.at_s, pauses)]
+    streamed = [
+        answer
+        for answer in answers
+        if answer.ttft_s is not None
+        and not _during(answer, happenings, _SLOWED)
+        and not _within(answer.began_s, answer.ended_s, pauses)
+    ]
     tpot = [(answer.ended_s, answer.tpot_s) for answer in streamed if answer.tpot_s is not None]
     last_s = max((line.ended_s for line in answers), default=0.0)
     return SoakFigures(
         settings=settings,
         seconds=ends[-1].at_s if ends else max([last_s, *(look.at_s for look in looks)]),
         ended=ends[-1].why if ends else "the record breaks off",
+        pauses=tuple(end_s - began_s for began_s, end_s in pauses),
         answers=len(answers),
         outcomes=outcomes,
         undue=tuple(_words(answer) for answer in refused if not is_due(answer, happenings)),
@@ -152,6 +167,15 @@ def _during(answer: Answer, happenings: Sequence[Happening], causes: Sequence[st
     return any(
         one.what in causes and one.began_s <= answer.ended_s and answer.began_s <= one.ended_s for one in happenings
     )
+
+
+def _within(began_s: float, ended_s: float, stretches: Sequence[tuple[float, float]]) -> bool:
+    return any(first_s <= ended_s and began_s <= last_s for first_s, last_s in stretches)
+
+
+def _whole_s(probe: Probe) -> float:
+    """Surely not less than it took."""
+    return probe.ttft_s + _MOST_TOKENS * probe.tpot_s
 
 
 def _cause(answer: Answer) -> str:

@@ -47,10 +47,10 @@ class SoakPlan:
     sizes: Sizes
 
 
-def soak_plan(minutes: float, clients: int, threads: int, limit_c: float, seed: int) -> SoakPlan:
-    """A lap of five minutes, or as short as three of them fit."""
+def soak_plan(minutes: float, lap_minutes: float, clients: int, threads: int, limit_c: float, seed: int) -> SoakPlan:
+    """Of the size of a real model."""
     return SoakPlan(
-        minutes=minutes, laps=1, lap_s=min(300.0, 20.0 * minutes), clients=clients, sessions=3, threads=threads,
+        minutes=minutes, laps=1, lap_s=60.0 * lap_minutes, clients=clients, sessions=3, threads=threads,
         context=2048, think_s=4.0, hold_s=15.0, probes=6, crowd=24, queue=12, limit_c=limit_c,
         air_c=limit_c - 35.0, warm_c=limit_c - 20.0, hot_c=limit_c + 30.0, patience_s=1200.0, seed=seed, sizes=Sizes(),
     )  # fmt: skip
