@@ -56,7 +56,7 @@ def probes(seconds: Sequence[float], waited_s: float = 0.0) -> list[Probe]:
 
 def a_record(*more: Line) -> list[Line]:
     """One that misses nothing, and what is added to it."""
-    looks = [Look(0.25 * at, 58.0, "warm", at, False) for at in range(400)]
+    looks = [Look(0.25 * at, 50.0, "warm", at, False) for at in range(400)]
     return [SETTINGS, RIGHT, HOT, MEMORY, *looks, *map(checkpoint, range(_LAPS)), *probes([1.0] * _LAPS), *more,
             End(7300.0, "complete")]  # fmt: skip
 
@@ -104,6 +104,12 @@ def test_each_kind_of_fault_is_seen(line: Line, words: str) -> None:
 )
 def test_what_is_due_is_no_fault(line: Line) -> None:
     assert missed(a_record(line)) == []
+
+
+def test_a_board_that_is_nearly_too_hot_is_a_cause_as_well() -> None:
+    near = Look(160.0, 58.5, "critical", 400, False)
+    assert missed(a_record(near, refused(159.0, STOPPED))) == []
+    assert missed(a_record(replace(near, die_c=50.0), refused(159.0, STOPPED))) != []
 
 
 def test_an_answer_outlasts_what_was_done_and_is_refused_for_it() -> None:

@@ -17,10 +17,13 @@ from ..live import longest_over_s
 from ..stats import Middle
 from .record import Answer, Checkpoint, End, Happening, Line, Look, Probe, Settings, of
 
-DUE = {"critical": ("hot",), "memory runs out": ("memory",), "not served any more": ("engine", "swap", "back"),
+_STOPPED = "critical"
+DUE = {_STOPPED: ("hot",), "memory runs out": ("memory",), "not served any more": ("engine", "swap", "back"),
        "the queue is full": ("crowd",)}  # fmt: skip
 """Words of a refusal -> what must have been going on."""
 _SLOWED = ("warm", "hot", "memory", "crowd")
+_NEAR_C = 2.0
+"""Below its limit a board may already be stopped: it will be above it."""
 _PAUSED_S = 5.0
 """Between two looks that are made four times a second."""
 _MOST_TOKENS = 64
@@ -112,7 +115,7 @@ def summed_up(lines: Sequence[Line]) -> SoakFigures:
     assert isinstance(settings, Settings)
     answers, happenings, checkpoints = of(Answer, lines), of(Happening, lines), tuple(of(Checkpoint, lines))
     probes, looks, ends = of(Probe, lines), of(Look, lines), of(End, lines)
-    outcomes: dict[str, Counter[str]] = {}
+    limit_c, outcomes = settings.limit_c, dict[str, Counter[str]]()
     for answer in answers:
         outcomes.setdefault(answer.kind, Counter())[answer.outcome] += 1
     refused = [answer for answer in answers if answer.outcome == "refused"]
@@ -134,7 +137,7 @@ def summed_up(lines: Sequence[Line]) -> SoakFigures:
         pauses=tuple(end_s - began_s for began_s, end_s in pauses),
         answers=len(answers),
         outcomes=outcomes,
-        undue=tuple(_words(answer) for answer in refused if not is_due(answer, happenings)),
+        undue=tuple(_words(answer) for answer in refused if not is_due(answer, happenings, looks, limit_c)),
         lost=tuple(_words(answer) for answer in answers if answer.outcome == "lost"),
         wrong=tuple(_words(answer) for answer in answers if answer.outcome == "wrong"),
         refusals=Counter(_cause(answer) or answer.why for answer in refused),
@@ -148,7 +151,7 @@ def summed_up(lines: Sequence[Line]) -> SoakFigures:
         probe_tpot=quarters([(probe.at_s, probe.had * probe.tpot_s) for probe in probes], 0.95),
         probe_work=quarters([(probe.at_s, probe.processor_s) for probe in probes], 0.95),
         had=_had(probes),
-        heat=_heat(settings.limit_c, [look for look in looks if not look.beyond]),
+        heat=_heat(limit_c, [look for look in looks if not look.beyond]),
         tokens_while_stopped=_while_stopped(looks),
         errors=tuple(line for one in checkpoints for line in one.errors),
     )
@@ -159,8 +162,16 @@ def after_warm_up(checkpoints: Sequence[Checkpoint]) -> Sequence[Checkpoint]:
     return checkpoints[max(1, len(checkpoints) // _QUARTERS) :]
 
 
-def is_due(answer: Answer, happenings: Sequence[Happening]) -> bool:
-    return _during(answer, happenings, DUE.get(_cause(answer), ()))
+def is_due(answer: Answer, happenings: Sequence[Happening], looks: Sequence[Look], limit_c: float) -> bool:
+    """Heat is also a cause where the board was as good as too hot by itself, whoever made it so."""
+    cause = _cause(answer)
+    if cause == _STOPPED and any(
+        look.die_c >= limit_c - _NEAR_C
+        for look in looks
+        if answer.began_s - _LATELY_S <= look.at_s <= answer.ended_s + _LATELY_S
+    ):
+        return True
+    return _during(answer, happenings, DUE.get(cause, ()))
 
 
 def _during(answer: Answer, happenings: Sequence[Happening], causes: Sequence[str]) -> bool:
