@@ -35,6 +35,9 @@ _MANY = 4096
 _LEAST_LOGPROB = -1e3
 """Of a draft: one that is impossible must not make a mean of nothing else."""
 
+_ROUNDING = 1e-6
+"""Of a difference of probabilities, one of them by a float32 log-sum-exp, summed over a vocabulary."""
+
 _DRAWS = 32
 """Tries of an unfiltered residual before its law is computed in full."""
 
@@ -174,7 +177,7 @@ class Row:
         else:
             rest[law.ids] -= law.probs
             np.maximum(rest, 0.0, out=rest)
-        if np.cumsum(rest, out=behind)[-1] <= 0.0:  # rounding alone led to the rejection
+        if np.cumsum(rest, out=behind)[-1] <= (0.0 if law is None else _ROUNDING):  # that alone led to the rejection
             np.cumsum(self._probabilities(), out=behind)
         token = int(behind.searchsorted(uniform * behind[-1], side="right"))
         return token if token < len(behind) else int(behind.searchsorted(behind[-1]))
