@@ -20,7 +20,7 @@ from .drafting import Clock as Clock
 from .drafting import Draft, Drafting
 from .engines.protocol import Engine, HeadOutput, HeadRequest, Ids, StepInput
 from .repetition import period
-from .sampling import Distribution
+from .sampling import Distribution, Probs
 from .session import FinishReason, Kind, Session, StepResult, StepTimes, Top
 from .tree import Tree, row_parents
 from .verification import Judge, Row, judge_for, refuse_unusable
@@ -81,6 +81,9 @@ class Decoder:
         self._max_head_rows = min(max_head_rows or info.max_rows, info.max_rows)
         self._clock = clock
         self._gather: Ids = np.zeros(info.max_rows, np.int64)
+        # Written to now: what draws from whole rows is paid for here, and never again.
+        self.scratch: Probs = np.full((2, info.vocab_size), 0.0)
+        """Of the thread that steps; its contents are nobody's."""
 
     def govern(self, budget: Budget) -> None:
         """What the next steps may draft, and the power that they are priced by. Cheap while it stays the same."""
@@ -239,7 +242,7 @@ class Decoder:
             stop = min(start + group, rows)
             head = self._head(walk, judge, first + start, first + stop, None if gather is None else gather[start:stop])
             for index in range(start, stop):
-                row = Row(self.target, head, index - start, judge.inverse_temperature, session.shaper)
+                row = Row(self.target, head, index - start, judge.inverse_temperature, self.scratch, session.shaper)
                 law = None if draft.laws is None or index == len(drafted) else draft.laws[index]
                 _decide(walk, judge, row, drafted[index] if index < len(drafted) else None, law, session)
                 if index < min(walk.judged, len(chain)):
@@ -257,7 +260,7 @@ class Decoder:
         gather = self._gather[:1]
         gather[0] = 0 if behind is None else tree.tokens[behind]
         head = self._head(walk, judge, first + 1 + node, first + 2 + node, gather if judge.gathers else None)
-        row = Row(self.target, head, 0, judge.inverse_temperature, session.shaper)
+        row = Row(self.target, head, 0, judge.inverse_temperature, self.scratch, session.shaper)
         _decide(walk, judge, row, None if behind is None else tree.tokens[behind], None, session)
         if behind is not None and walk.kind in (None, "ended"):
             walk.path.append(behind)

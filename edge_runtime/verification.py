@@ -35,6 +35,9 @@ _MANY = 4096
 _LEAST_LOGPROB = -1e3
 """Of a draft: one that is impossible must not make a mean of nothing else."""
 
+_ROUNDING = 1e-6
+"""Of a difference of probabilities, one of them by a float32 log-sum-exp, summed over a vocabulary."""
+
 _DRAWS = 32
 """Tries of an unfiltered residual before its law is computed in full."""
 
@@ -45,13 +48,21 @@ class Row:
     ``argmax`` and ``law`` are shaped as the request asks for it, all else is the model's.
     """
 
-    __slots__ = ("_engine", "_full", "_head", "_index", "_shaper", "inverse_temperature", "logsumexp")
+    __slots__ = ("_engine", "_full", "_head", "_index", "_scratch", "_shaper", "inverse_temperature", "logsumexp")
 
     def __init__(
-        self, engine: Engine, head: HeadOutput, index: int, inverse_temperature: float, shaper: Shaper | None = None
+        self,
+        engine: Engine,
+        head: HeadOutput,
+        index: int,
+        inverse_temperature: float,
+        scratch: Probs,
+        shaper: Shaper | None = None,
     ) -> None:
-        """``shaper`` stands behind the last token before the row. Raises ``EngineError`` when it is not finite."""
+        """``scratch`` [2, vocab_size] is written to. ``shaper`` stands behind the last token before the row. Raises
+        ``EngineError`` when it is not finite."""
         self._engine, self._head, self._index, self._shaper = engine, head, index, shaper
+        self._scratch = scratch
         self._full: Floats | None = None
         self.inverse_temperature = inverse_temperature
         self.logsumexp = float(head.logsumexp[index])
@@ -126,7 +137,8 @@ class Row:
         """At temperature 1: the token's own, and the best ``count`` <= C."""
         logsumexp = self.logsumexp
         if self.inverse_temperature != 1.0:
-            full = self.full().astype(np.float64)
+            full = self._scratch[0]
+            full[...] = self.full()
             top = float(full.max())
             full -= top
             logsumexp = top + math.log(float(np.exp(full, out=full).sum()))
@@ -151,16 +163,36 @@ class Row:
         place = int(cumulative.searchsorted(uniform, side="right"))
         if place < len(cumulative):
             return int(head.candidate_ids[index, place]), self._probability(logits[place])
-        full = self.full()
-        rest = np.exp(full.astype(np.float64) * self.inverse_temperature - self.logsumexp)
+        full, rest, behind = self.full(), self._probabilities(), self._scratch[1]
         rest[head.candidate_ids[index]] = 0.0
-        behind = rest.cumsum()
+        np.cumsum(rest, out=behind)
         if behind[-1] <= 0.0:  # the candidates are everything, and rounding left a gap behind them
             return int(head.candidate_ids[index, 0]), self._probability(logits[0])
         wanted = min((uniform - cumulative[-1]) / max(1.0 - cumulative[-1], 1e-300), 1.0) * behind[-1]
         token = int(behind.searchsorted(wanted, side="right"))
         token = token if token < len(behind) else int(behind.searchsorted(behind[-1]))
         return token, self._probability(float(full[token]))
+
+    def residual(self, uniform: float, draft: int, law: Distribution | None) -> int:
+        """``acceptance.recover`` under the unfiltered law, without making that law."""
+        rest, behind = self._probabilities(), self._scratch[1]
+        if law is None:
+            rest[draft] = 0.0
+        else:
+            rest[law.ids] -= law.probs
+            np.maximum(rest, 0.0, out=rest)
+        if np.cumsum(rest, out=behind)[-1] <= (0.0 if law is None else _ROUNDING):  # that alone led to the rejection
+            np.cumsum(self._probabilities(), out=behind)
+        token = int(behind.searchsorted(uniform * behind[-1], side="right"))
+        return token if token < len(behind) else int(behind.searchsorted(behind[-1]))
+
+    def _probabilities(self) -> Probs:
+        """[vocab_size] of the unfiltered law, until the next call."""
+        rest: Probs = self._scratch[0]
+        rest[...] = self.full()
+        rest *= self.inverse_temperature
+        rest -= self.logsumexp
+        return np.exp(rest, out=rest)
 
     def _probability(self, logit: float) -> float:
         return min(1.0, math.exp(float(logit) * self.inverse_temperature - self.logsumexp))
@@ -381,7 +413,7 @@ class _UnfilteredRejection:
             covered = float(token == draft) if law is None else law.prob(token)
             if self._rng.random() * target_prob < target_prob - covered:
                 return token
-        return recover(row.law(self._params), law, draft, self._rng.random())
+        return row.residual(self._rng.random(), draft, law)
 
     def draw(self, row: Row, position: int) -> int:
         return row.draw(self._rng.random())[0]

@@ -188,6 +188,8 @@ def test_tool_calls_and_chat_logprobs(kind: str, path: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_status_models_and_health(kind: str, path: Path) -> None:
     assert outcome(kind, path, [answering(plain(STATUS))], lambda client: client.status()) == STATUS
+    swapping = answering(plain(STATUS))
+    assert outcome(kind, path, [swapping], lambda client: client.swap_bundle(Path("/b"))) == STATUS
     newer = {**plain(STATUS), "fan_rpm": 3}
     assert outcome(kind, path, [answering(newer)], lambda client: client.status()) == STATUS
     models = {"object": "list", "data": [{"id": "m", "object": "model", "created": 3, "owned_by": "o"}]}

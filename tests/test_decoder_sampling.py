@@ -9,14 +9,17 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from edge_runtime.acceptance import recover
 from edge_runtime.decoder import Decoder
 from edge_runtime.drafters.draft_model import DraftModel
 from edge_runtime.drafters.length import FixedLength
 from edge_runtime.drafters.prompt_lookup import PromptLookup
 from edge_runtime.drafters.protocol import DraftContext, Drafter, DraftProposal
+from edge_runtime.engines.protocol import HeadRequest, StepInput
 from edge_runtime.sampling import Distribution, SamplingParams, law_from_logits
 from edge_runtime.session import Session
 from edge_runtime.testing import FakeEngine, FakeModel, decode
+from edge_runtime.verification import Row
 
 PROMPT = [5, 9, 2, 10, 5, 9, 2]
 MODEL = FakeModel()
@@ -42,6 +45,22 @@ def seeded(params: SamplingParams, seed: int, drafter: Drafter | None, k: int, h
     session = Session(engine.info, PROMPT, params, seed=seed, max_tokens=30)
     decode(Decoder(engine, drafter, FixedLength(k, head_mode or "batched")), session)
     return session
+
+
+@pytest.mark.parametrize("temperature", [0.4, 1.0, 3.0])
+def test_what_takes_the_place_of_a_draft_is_the_residuals_token(temperature: float) -> None:
+    """Made in the row's own buffers, against the law and its residual made as a whole."""
+    engine, params = FakeEngine(MODEL), SamplingParams(temperature=temperature)
+    head = engine.forward(StepInput(0, np.array(PROMPT), 0, HeadRequest(3, 7, params.inverse_temperature))).head
+    assert head is not None
+    scratch = np.full((2, MODEL.vocab_size), np.nan)
+    for index in range(4):
+        row = Row(engine, head, index, params.inverse_temperature, scratch)
+        target = law_from_logits(engine.logits(index), params)
+        broad = law_from_logits(engine.logits((index + 1) % 4), SamplingParams(temperature=5.0))
+        for draft, law in ((int(row.argmax), None), (3, None), (3, broad), (3, Distribution.one_hot(3)), (3, target)):
+            for uniform in (0.0, 0.01, 0.3, 0.5, 0.77, 0.999):
+                assert row.residual(uniform, draft, law) == recover(target, law, draft, uniform)
 
 
 @pytest.mark.parametrize("params", LAWS, ids=str)

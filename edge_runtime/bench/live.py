@@ -11,7 +11,7 @@ import subprocess
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -85,14 +85,7 @@ class LiveRun:
         """The longest time above it."""
         if self.limit_c is None:
             return None
-        longest, since = 0.0, None
-        for one in self.moments:
-            if one.temperature_c <= self.limit_c:
-                since = None
-                continue
-            since = one.time_s if since is None else since
-            longest = max(longest, one.time_s - since)
-        return longest
+        return longest_over_s([(one.time_s, one.temperature_c) for one in self.moments], self.limit_c)
 
     @property
     def power_share(self) -> float | None:
@@ -113,6 +106,18 @@ class LiveRun:
     @property
     def tokens_per_s(self) -> float:
         return self.moments[-1].tokens / self.moments[-1].time_s
+
+
+def longest_over_s(course: Sequence[tuple[float, float]], limit_c: float) -> float:
+    """The longest time above a limit; (seconds, C) each."""
+    longest, since = 0.0, None
+    for time_s, temperature_c in course:
+        if temperature_c <= limit_c:
+            since = None
+            continue
+        since = time_s if since is None else since
+        longest = max(longest, time_s - since)
+    return longest
 
 
 def small_plant(board: Board, ambient_c: float) -> PlantParameters:
@@ -166,22 +171,39 @@ def daemon_on(
     place: BoardNamespace, bundle: Path, limit_c: float | None, cap_mw: int | None, telemetry: str
 ) -> Iterator[Client]:
     """A client of the daemon that serves ``bundle`` there; it ends with the block."""
-    run = place.tree.root / "run"
-    config, log = place.tree.root / "serve.yaml", place.tree.root / "serve.log"
-    config.write_text(
-        _CONFIG.format(
-            bundle=bundle.absolute(), telemetry=telemetry, temperature="null" if limit_c is None else limit_c,
-            power="null" if cap_mw is None else cap_mw,
-        ),
-        encoding="utf-8",
+    config = _CONFIG.format(
+        bundle=bundle.absolute(), telemetry=telemetry, temperature="null" if limit_c is None else limit_c,
+        power="null" if cap_mw is None else cap_mw,
     )  # fmt: skip
-    command = place.command(place.python, "-m", "edge_runtime", "serve", "--config", str(config))
+    with serving(place, config) as served:
+        yield served.client
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A daemon on a simulated board."""
+
+    client: Client
+    process: subprocess.Popen[bytes]
+    """That entered the board for it, and ends when it does."""
+    config: Path
+    log: Path
+
+
+@contextmanager
+def serving(place: BoardNamespace, config: str) -> Iterator[Serving]:
+    """By a configuration whose socket is ``/run/api.sock``. It ends with the block. Raises ``EngineError`` or
+    ``InputError`` where it does not come up."""
+    root = place.tree.root
+    path, log = root / "serve.yaml", root / "serve.log"
+    path.write_text(config, encoding="utf-8")
+    command = place.command(place.python, "-m", "edge_runtime", "serve", "--config", str(path))
     with log.open("wb") as told:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=told, stderr=told, start_new_session=True)
     try:
-        with Client(run / "api.sock", patience_s=0.0) as client:
+        with Client(root / "run/api.sock", patience_s=0.0) as client:
             _until_ready(client, process, log)
-            yield client
+            yield Serving(client, process, path, log)
     finally:
         process.terminate()
         process.wait()

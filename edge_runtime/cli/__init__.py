@@ -29,6 +29,7 @@ _COMMANDS = {
     "bench": "Measure whole answers, plain against drafted, or beside other programs.",
     "compare": "Compare every drafter and policy with plain decoding, by kind of text.",
     "load": "Put a running daemon under load and count what is lost.",
+    "soak": "Hours of mixed load, reloads, heat and want of memory: what the daemon promises, held.",
 }
 
 

@@ -59,6 +59,11 @@ class Client:
     def status(self) -> Status:
         return status_from(self._json(Call("GET", "/v1/status")))
 
+    def swap_bundle(self, directory: str | Path) -> Status:
+        """Serve another bundle, loaded beside the one that is served: an absolute path on the daemon's machine. For
+        root and the daemon's own user. What fails leaves all as it was."""
+        return status_from(self._json(exchange.swap_call(directory)))
+
     def models(self) -> tuple[Model, ...]:
         return models_from(self._json(Call("GET", "/v1/models")))
 

@@ -70,6 +70,10 @@ def complete_call(prompt: Prompt, options: Mapping[str, Any], *, stream: bool) -
     return Call("POST", "/v1/completions", {"prompt": prompt, **options, **_streaming(stream)})
 
 
+def swap_call(directory: str | Path) -> Call:
+    return Call("POST", "/v1/admin/bundle", {"path": os.fspath(directory)})
+
+
 def _streaming(stream: bool) -> dict[str, Any]:
     return {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
 

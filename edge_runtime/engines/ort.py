@@ -264,7 +264,7 @@ class OrtEngine:
         logits: Floats = self._arrays.logits.host(1, read.first_logits + index)[0]
         readout = read.readout
         if readout.rescored_rows is not None and readout.rescored_logits is not None:
-            logits = logits.copy()
+            # In its place: nobody reads the coarse ones any more, and a row is a megabyte.
             logits[readout.rescored_rows[index]] = readout.rescored_logits[index]
         return logits
 

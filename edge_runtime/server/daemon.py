@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -23,7 +24,7 @@ from ..bundle import MANIFEST_NAME
 from ..config import Config, ServerConfig
 from ..errors import EdgeError, EngineError
 from ..pressure import NO_PRESSURE, Pressure, next_pressure
-from ..resident import machine_memory, resident
+from ..resident import give_back, machine_memory, resident
 from ..scheduler.governing import Governing
 from ..scheduler.scheduler import Scheduler
 from ..scheduler.snapshot import Snapshot
@@ -113,6 +114,8 @@ class Daemon:
         self._monitor: Monitor | None = None
         self._swapping = asyncio.Lock()
         self._stop, self._hang_up = asyncio.Event(), asyncio.Event()
+        self._dropped = threading.Event()
+        """Nobody holds a model any more that was swapped: the memory of its tokenizer and tables is to be returned."""
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -155,6 +158,11 @@ class Daemon:
 
     async def _live(self) -> None:
         """From the first load on. Ends by an exception."""
+        scheduler = await self._begin()
+        await asyncio.gather(self._reload_on_request(), self._look_after(scheduler))
+
+    async def _begin(self) -> Scheduler:
+        """Load and serve. Not in ``_live``, which lasts: what a name there holds is never let go."""
         config = self._config
         for facts in self._listeners.facts():
             _LOG.info(event("listening", **facts))
@@ -171,7 +179,7 @@ class Daemon:
         self._scheduler.start()
         self._service.standing = Standing("ready", "", model, self._scheduler)
         self._tell_ready(model)
-        await asyncio.gather(self._reload_on_request(), self._look_after(self._scheduler))
+        return self._scheduler
 
     async def _extend(self) -> None:
         for _ in range(int(_MOST_LOADING_S / _LOADING_TELLS_S)):
@@ -199,6 +207,9 @@ class Daemon:
             trouble.look()
             flush_log()
             pressure = self._press(scheduler, pressure)
+            if self._dropped.is_set():
+                self._dropped.clear()
+                give_back()
             snapshot = scheduler.snapshot()
             if snapshot.refusal and not self._stop.is_set():
                 raise EngineError(f"the engine's thread ended: {snapshot.refusal}")
@@ -230,21 +241,24 @@ class Daemon:
         while True:
             await self._hang_up.wait()
             self._hang_up.clear()
-            self._notifier.reloading()
-            problem = ""
-            try:
-                await self._reload()
-            except EdgeError as error:
-                problem = f"reload failed: {error}"
-                _LOG.error(event("reload failed", reason=str(error)))
-            except Exception as error:  # noqa: BLE001 - the log has it
-                # Whatever it was: what is served goes on being served.
-                problem = f"reload failed: {type(error).__name__}"
-                _LOG.exception(event("reload failed", reason=type(error).__name__))
-            standing = self._service.standing
-            self._service.standing = replace(standing, reason=problem)
-            name = standing.model.name if standing.model is not None else "nothing"
-            self._notifier.ready(f"serving {name}" + (f"; {problem}" if problem else ""))
+            await self._reload_now()
+
+    async def _reload_now(self) -> None:
+        self._notifier.reloading()
+        problem = ""
+        try:
+            await self._reload()
+        except EdgeError as error:
+            problem = f"reload failed: {error}"
+            _LOG.error(event("reload failed", reason=str(error)))
+        except Exception as error:  # noqa: BLE001 - the log has it
+            # Whatever it was: what is served goes on being served.
+            problem = f"reload failed: {type(error).__name__}"
+            _LOG.exception(event("reload failed", reason=type(error).__name__))
+        standing = self._service.standing
+        self._service.standing = replace(standing, reason=problem)
+        name = standing.model.name if standing.model is not None else "nothing"
+        self._notifier.ready(f"serving {name}" + (f"; {problem}" if problem else ""))
 
     async def _reload(self) -> None:
         """Raises ``EdgeError``; what came before the failure is then in force."""
@@ -290,6 +304,8 @@ class Daemon:
                 model.served.close()
                 raise
             standing = self._service.standing
+            if standing.model is not None:
+                weakref.finalize(standing.model.grammars, self._dropped.set).atexit = False
             self._service.standing = replace(standing, model=model, reason="")
             self._keep(replace(self._config, bundle=config.bundle, engine=config.engine))
             _LOG.info(event("swapped", model=model.name, load_s=model.load_s))

@@ -40,8 +40,10 @@ class Flight:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._watcher is not None:
-            self._watcher.cancel()
+        # Not kept: its end holds its frame, that holds this, and this the model: until a collection, some day.
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None:
+            watcher.cancel()
         if self._open:
             self._cancel("the request was given up")
 

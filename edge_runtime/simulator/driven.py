@@ -13,6 +13,9 @@ from .plant import Plant
 from .tree import BoardTree
 
 _TICK_S = 0.1
+_LONGEST_S = 5.0
+"""That a tick may be late by: after a longer one the board stood still with whoever drives it, for that process was
+stopped, or the machine slept."""
 _COOLER_C = 1.5
 """Other zones than the hottest of all, which stands for the whole die."""
 
@@ -46,9 +49,10 @@ def drive(
     last_s = clock()
     while not until():
         now_s = clock()
-        plant.work(max(0.0, now_s - last_s) * speed, duty(), k)
+        passed_s = now_s - last_s if 0.0 <= now_s - last_s <= _LONGEST_S else 0.0
+        plant.work(passed_s * speed, duty(), k)
         tree.show(_everywhere(plant.shown()))
-        tree.advance(max(0.0, now_s - last_s))
+        tree.advance(passed_s)
         last_s = now_s
         sleep(_TICK_S)
 
