@@ -28,10 +28,9 @@ from ..bench.soak.stage import staged
 from ..bench.soak.verdicts import unjudged, verdicts
 from ..boards import BOARDS, Board, board_named
 from ..bundle import read_manifest, verify_files
-from ..console import plain_console
+from ..console import ends_tidily, plain_console
 from ..errors import ConfigError
 from ..parameters import Finite, Place, Written, refuse_useless
-from .interrupt import ends_tidily
 
 _OUTCOMES = ("right", "left", "refused", "wrong", "lost")
 
