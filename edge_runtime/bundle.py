@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from .errors import BundleError, why
+from .errors import BundleError, ConfigError, why
+from .files import read_text_at_most
 from .schema import plain, structure
 from .soundness import refuse_unsound
 
@@ -25,6 +26,8 @@ SELF, MTP, HEADS = "self", "mtp", "heads"
 """Roles of drafters that live on their target: its own first layers, a multi-token drafter, parallel heads."""
 
 _HASH_CHUNK = 8 << 20
+_MOST_BYTES = 16 << 20
+"""Of a manifest: that of a model of 60 layers has half a megabyte."""
 _ITEM_BYTES = {"float32": 4, "float16": 2, "int8": 1}
 
 TREE_ROWS = 64
@@ -347,10 +350,12 @@ def read_manifest(directory: Path) -> Manifest:
     if not directory.is_dir():
         raise BundleError(f"no bundle at {directory}")
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise BundleError(f"{directory} is not a bundle: it has no {MANIFEST_NAME}") from None
-    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as problem:
+        data = json.loads(read_text_at_most(path, _MOST_BYTES, ""))
+    except ConfigError as problem:
+        if not path.exists():
+            raise BundleError(f"{directory} is not a bundle: it has no {MANIFEST_NAME}") from None
+        raise BundleError(f"{path} cannot be read: {str(problem).removeprefix(f'{path}: ')}") from None
+    except (ValueError, RecursionError) as problem:
         raise BundleError(f"{path} cannot be read: {why(problem)}") from None
     _refuse_version(path, data.get("schema_version") if isinstance(data, dict) else None)
     manifest = structure(Manifest, data, BundleError, str(path))

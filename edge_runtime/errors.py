@@ -10,11 +10,19 @@ import difflib
 from collections.abc import Iterable
 
 
+_LONGEST_TOLD = 2000
+_LINE_ENDS = frozenset("\n\r\t")
+
+
 class EdgeError(Exception):
-    """Root of everything this package raises on purpose."""
+    """Root of everything this package raises on purpose. Its text is one line, whatever file or request the words in it
+    come from."""
 
     exit_code = 1
     http_status = 500
+
+    def __str__(self) -> str:
+        return one_line(super().__str__())
 
 
 class InputError(EdgeError):
@@ -99,6 +107,18 @@ class Cancelled(EdgeError):
     """The client left, or the daemon had to stop before the answer was complete."""
 
     http_status = 499
+
+
+def one_line(text: str, most: int = _LONGEST_TOLD) -> str:
+    """``text`` as a terminal and a log show it and do not obey it: no line ends, control characters and halves of
+    surrogate pairs as escapes, of more than ``most`` characters both ends."""
+    if len(text) > most:
+        text = f"{text[: most // 2]} ... {text[-most // 4 :]}"
+    if text.isprintable():
+        return text
+    return "".join(
+        one if one.isprintable() else " " if one in _LINE_ENDS else one.encode("unicode_escape").decode() for one in text
+    )
 
 
 def why(problem: Exception) -> str:

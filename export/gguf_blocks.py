@@ -296,9 +296,11 @@ def _values(blocks: _Unpacked) -> Floats:
     """[N, blocks, block] in ggml's own order of operations, so that the result is bit-identical."""
     values = blocks.levels.astype(np.float32)
     values -= np.float32(blocks.centre)
-    values *= blocks.scales[..., None]
-    if blocks.offsets is not None:
-        values += blocks.offsets[..., None]
+    # Scales of a damaged file need not be finite: whoever asked for the values looks at them.
+    with np.errstate(over="ignore", invalid="ignore"):
+        values *= blocks.scales[..., None]
+        if blocks.offsets is not None:
+            values += blocks.offsets[..., None]
     return values
 
 

@@ -40,7 +40,9 @@ _MARKER = re.compile(
 )
 _IMAGE = "<image_soft_token>"
 _BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
-_NEVER = -1e9
+_NEVER, _MOST_SCORE = -1e9, 1e38
+_MOST_GAPS, _SPARE_IDS = 4, 4096
+"""Ids that a ``tokenizer.json`` may leave out: for each one that it names, and on top."""
 _ESCAPED = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
 # Spaces are escaped before this could find one.
 _SPLIT = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
@@ -135,9 +137,9 @@ def _described(model: bytes, checkpoint: Checkpoint) -> TokenizerModel:
 
 def _from_gguf(metadata: Mapping[str, Any], path: Path) -> _Pieces:
     kind = metadata.get("tokenizer.ggml.model")
-    if kind != "llama":
+    if not isinstance(kind, str) or kind != "llama":  # an array would compare item by item
         raise CheckpointError(f"{path}: tokenizer {kind!r} is not supported (a sentencepiece one is)")
-    if metadata.get("tokenizer.ggml.add_space_prefix"):
+    if metadata.get("tokenizer.ggml.add_space_prefix", False) is not False:
         raise CheckpointError(f"{path}: a tokenizer that puts a space ahead of the text is not supported")
     try:
         pieces = list(metadata["tokenizer.ggml.tokens"])
@@ -149,11 +151,21 @@ def _from_gguf(metadata: Mapping[str, Any], path: Path) -> _Pieces:
         raise CheckpointError(f"{path}: no {missing.args[0]}") from None
     if not len(pieces) == len(scores) == len(kinds):
         raise CheckpointError(f"{path}: {len(pieces)} tokens, {len(scores)} scores and {len(kinds)} types")
-    ids = [
-        int(metadata.get(f"tokenizer.ggml.{name}_token_id", default))
+    if not all(isinstance(piece, str) for piece in pieces) or not all(abs(score) < _MOST_SCORE for score in scores):
+        raise CheckpointError(f"{path}: a malformed tokenizer: tokens that are no text, or scores that are no numbers")
+    unknown, bos, eos, padding = (
+        _token_id(metadata, path, name, default)
         for name, default in (("unknown", 3), ("bos", 2), ("eos", 1), ("padding", 0))
-    ]
-    return _Pieces(pieces, scores, kinds, *ids)
+    )
+    return _Pieces(pieces, scores, kinds, unknown, bos, eos, padding)
+
+
+def _token_id(metadata: Mapping[str, Any], path: Path, name: str, default: int) -> int:
+    key = f"tokenizer.ggml.{name}_token_id"
+    found = metadata.get(key, default)
+    if isinstance(found, bool) or not isinstance(found, int):
+        raise CheckpointError(f"{path}: {key} must be a whole number, found {found!r}")
+    return found
 
 
 def _from_json(path: Path) -> _Pieces:
@@ -182,7 +194,14 @@ def _refuse_features(data: Mapping[str, Any], path: Path) -> None:
 
 def _table(model: Mapping[str, Any], added: list[Mapping[str, Any]]) -> _Pieces:
     vocab: dict[str, int] = model["vocab"]
-    size = 1 + max([*vocab.values(), *(token["id"] for token in added)])
+    ids = [*vocab.values(), *(token["id"] for token in added)]
+    # Room for pieces that are not named, as published vocabularies have: not for as many as a number may say.
+    most = _MOST_GAPS * len(ids) + _SPARE_IDS
+    if not all(type(i) is int and 0 <= i < most for i in ids):
+        raise ValueError(f"an id is no whole number from 0 to {most - 1}")
+    if not all(isinstance(token["content"], str) for token in added):
+        raise ValueError("an added token is no text")
+    size = 1 + max(ids)
     # Named as llama.cpp names them, so that the tables of a GGUF and of its source agree.
     pieces, kinds, scores = [f"[PAD{i}]" for i in range(size)], [_UNUSED] * size, [_NEVER] * size
     for rank, merge in enumerate(model["merges"]):
