@@ -1,10 +1,11 @@
 # Everything runs from .venv, which the targets make as needed. A stamp says what is installed in it, so a second
-# run installs nothing. Override with PYTHON=python3.12, VENV=path, BUNDLE=path, PEERS=path.
+# run installs nothing. Override with PYTHON=python3.12, VENV=path, BUNDLE=path, PEERS=path, INPUTS=n.
 
 PYTHON ?= python3
 VENV   ?= .venv
 BUNDLE ?= bundles/gemma-3-270m
 PEERS  ?= bench-envs
+INPUTS ?= 20000
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
@@ -58,6 +59,10 @@ rivals: peers ## measure whole answers of ours and of these programs, side by si
 	@$(BIN)/edge-export demo --output $(BUNDLE)
 	@$(BIN)/edge-runtime bench --view rivals --bundle $(BUNDLE) --gguf "`$(BIN)/edge-export demo --print-source`" --peer-envs $(PEERS) --json bench-results/rivals.json
 
+.PHONY: fuzz
+fuzz: $(VENV)/.fuzz-stamp ## fuzz every reader of files, INPUTS of each
+	@$(BIN)/python -m tests.fuzz all --inputs $(INPUTS)
+
 .PHONY: clean
 clean: ## remove .venv, caches and the demo's bundle
 	rm -rf $(VENV) $(BUNDLE) build *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
@@ -93,6 +98,11 @@ $(VENV)/.ready-stamp: pyproject.toml $(STALE)
 	@echo "installing for tests and checks: the demo, torch and transformers as the reference, ruff and mypy"
 	@$(PIP) install -qq -e '.[demo,test,check]'
 	@touch $(VENV)/.demo-stamp $(VENV)/.test-stamp $(VENV)/.check-stamp $@
+
+$(VENV)/.fuzz-stamp: pyproject.toml $(STALE)
+	@echo "installing for the fuzzers: atheris"
+	@$(PIP) install -qq -e '.[fuzz]'
+	@touch $@
 
 $(VENV)/.bench-stamp: pyproject.toml $(STALE)
 	@echo "installing for the bench: the reference, and llama.cpp (compiled here: some minutes the first time)"

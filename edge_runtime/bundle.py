@@ -26,8 +26,7 @@ SELF, MTP, HEADS = "self", "mtp", "heads"
 """Roles of drafters that live on their target: its own first layers, a multi-token drafter, parallel heads."""
 
 _HASH_CHUNK = 8 << 20
-_MOST_BYTES = 16 << 20
-"""Of a manifest: that of a model of 60 layers has half a megabyte."""
+_MOST_BYTES = 16 << 20  # of a manifest: that of a model of 60 layers has half a megabyte
 _ITEM_BYTES = {"float32": 4, "float16": 2, "int8": 1}
 
 TREE_ROWS = 64
@@ -351,12 +350,10 @@ def read_manifest(directory: Path) -> Manifest:
         raise BundleError(f"no bundle at {directory}")
     try:
         data = json.loads(read_text_at_most(path, _MOST_BYTES, ""))
-    except ConfigError as problem:
-        if not path.exists():
+    except (ConfigError, ValueError, RecursionError) as problem:
+        if isinstance(problem.__context__, FileNotFoundError):
             raise BundleError(f"{directory} is not a bundle: it has no {MANIFEST_NAME}") from None
-        raise BundleError(f"{path} cannot be read: {str(problem).removeprefix(f'{path}: ')}") from None
-    except (ValueError, RecursionError) as problem:
-        raise BundleError(f"{path} cannot be read: {why(problem)}") from None
+        raise BundleError(f"{path} cannot be read: {why(problem).removeprefix(f'{path}: ')}") from None
     _refuse_version(path, data.get("schema_version") if isinstance(data, dict) else None)
     manifest = structure(Manifest, data, BundleError, str(path))
     refuse_unsound(path, manifest)

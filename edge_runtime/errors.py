@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-
 _LONGEST_TOLD = 2000
 _LINE_ENDS = frozenset("\n\r\t")
 
@@ -117,7 +116,8 @@ def one_line(text: str, most: int = _LONGEST_TOLD) -> str:
     if text.isprintable():
         return text
     return "".join(
-        one if one.isprintable() else " " if one in _LINE_ENDS else one.encode("unicode_escape").decode() for one in text
+        one if one.isprintable() else " " if one in _LINE_ENDS else one.encode("unicode_escape").decode()
+        for one in text
     )
 
 

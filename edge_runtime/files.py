@@ -31,7 +31,7 @@ def read_at_most(path: Path, most_bytes: int, what: str) -> bytes:
 
 
 def _chunks(file: BinaryIO, most_bytes: int) -> Iterator[bytes]:
-    """Python sets aside all that a read may bring before it reads: a bound of 256 MiB would cost that for a small file."""
+    """Python sets aside all that a read may bring before it reads: a bound of 256 MiB would cost that for any file."""
     while most_bytes > 0 and (chunk := file.read(min(_CHUNK, most_bytes))):
         most_bytes -= len(chunk)
         yield chunk

@@ -1,7 +1,7 @@
 """YAML as a person writes settings: words, numbers, lists and sections. Knows no key.
 
-What a setting has no use for and a reader trips over is refused by name: aliases, which can make gigabytes of a few lines,
-tags, which ask for types, and keys that stand twice, of which one would win in silence.
+What a setting has no use for and a reader trips over is refused by name: aliases, which can make gigabytes of a few
+lines, tags, which ask for types, and keys that stand twice, of which one would win in silence.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def read_yaml(path: Path, what: str = "") -> Any:
             event: Any = self.peek_event()  # type: ignore[no-untyped-call]
             if isinstance(event, yaml.AliasEvent):
                 raise ConfigError(f"line {event.start_mark.line + 1}: aliases (*name) are not supported")
-            if getattr(event, "tag", None) is not None:
-                raise ConfigError(f"line {event.start_mark.line + 1}: tags (!name) are not supported")
+            if (tag := getattr(event, "tag", None)) is not None:
+                raise ConfigError(f"line {event.start_mark.line + 1}: tags (!name) are not supported: {tag!r:.80}")
             return super().compose_node(parent, index)
 
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:

@@ -129,7 +129,7 @@ def _tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, Span]:
 
 
 def refuse_overlap(path: Path, tensors: Mapping[str, Span]) -> None:
-    """A small file that says the same bytes a thousand times over is a model of any size. Raises ``CheckpointError``."""
+    """A small file that names the same bytes a thousand times is a model of any size. Raises ``CheckpointError``."""
     end, last = 0, ""
     for name, span in sorted(tensors.items(), key=lambda item: (item[1].offset, item[1].nbytes)):
         if span.nbytes and span.offset < end:

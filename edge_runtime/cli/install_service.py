@@ -15,8 +15,8 @@ import click
 from ..config import DEFAULT_SOCKET, Config, read_config
 from ..errors import ConfigError
 from ..files import read_text_at_most
-from ..plain_yaml import read_yaml
 from ..parameters import Place, Word
+from ..plain_yaml import read_yaml
 from ..service.machine import Machine, record_text, run_command
 from ..service.steps import (
     RECORD,

@@ -1,7 +1,7 @@
-"""``python -m tests.fuzz gguf --inputs 1000000``: readers under atheris, one after the other, each in a process of its own.
+"""``python -m tests.fuzz gguf --inputs 1000000``: readers under atheris, one after the other, each in its own process.
 
-A finding does not stop a run: the first input of each kind goes into the directory of findings, and all are counted. The
-exit code is 1 where there was one, and where a reader took its process down.
+A finding does not stop a run: the first input of each kind goes into the directory of findings, and all are counted.
+The exit code is 1 where there was one, and where a reader took its process down.
 """
 
 from __future__ import annotations
@@ -29,12 +29,16 @@ def main() -> int:
 
 def _asked() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description="Fuzz what reads bytes of others.")
-    parser.add_argument("targets", nargs="+", choices=[*names(), "all"], metavar="TARGET", help=f"{', '.join(names())}; all")
+    parser.add_argument(
+        "targets", nargs="+", choices=[*names(), "all"], metavar="TARGET", help=f"{', '.join(names())}; all"
+    )
     parser.add_argument("--inputs", type=int, default=20_000, help="of each target (%(default)s)")
     parser.add_argument("--seconds", type=int, default=0, help="stop after so many, whatever --inputs says")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--findings", type=Path, default=Path("fuzz-findings"), help="(%(default)s)")
-    parser.add_argument("--corpus", type=Path, help="keep inputs that reached something new below it, and begin with them")
+    parser.add_argument(
+        "--corpus", type=Path, help="keep inputs that reached something new below it, and begin with them"
+    )
     return parser.parse_args()
 
 

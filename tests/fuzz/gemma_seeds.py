@@ -1,4 +1,4 @@
-"""Tiny Gemmas as files, made without any package: what the fuzzers start from. Knows the names of published checkpoints."""
+"""Tiny Gemmas as files, made without any package: what fuzzers start from. Knows the names of published checkpoints."""
 
 from __future__ import annotations
 
@@ -9,7 +9,20 @@ from typing import Any
 from .gguf_bytes import ARRAY, STRING, Meta, Parts, Tensor, Text, numbers, scalar, strings
 
 HIDDEN, FFN, HEADS, DIM, VOCAB = 32, 32, 2, 16, 12
-_PIECES = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>", "\u2581", "a", "b", "ab", "<0x0A>", "c"]
+_PIECES = [
+    "<pad>",
+    "<eos>",
+    "<bos>",
+    "<unk>",
+    "<start_of_turn>",
+    "<end_of_turn>",
+    "\u2581",
+    "a",
+    "b",
+    "ab",
+    "<0x0A>",
+    "c",
+]
 _KINDS = [3, 3, 3, 2, 3, 3, 1, 1, 1, 1, 6, 1]
 _LAYER = {
     "attn_norm": ("attn_norm", "input_layernorm", (HIDDEN,)),
@@ -78,12 +91,17 @@ def _metas() -> list[Meta]:
     metas += [meta(f"tokenizer.ggml.{name}_token_id", 4, scalar(4, i))
               for name, i in (("bos", 2), ("eos", 1), ("unknown", 3), ("padding", 0))]  # fmt: skip
     metas.append(meta("tokenizer.ggml.add_space_prefix", 7, b"\0"))
-    metas.append(meta("tokenizer.chat_template", STRING, Text(b"{{ bos_token }}{% for m in messages %}{% endfor %}").packed()))
+    metas.append(
+        meta("tokenizer.chat_template", STRING, Text(b"{{ bos_token }}{% for m in messages %}{% endfor %}").packed())
+    )
     return metas
 
 
 def hf_shapes(prefix: str = "model.") -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {f"{prefix}embed_tokens.weight": (VOCAB, HIDDEN), f"{prefix}norm.weight": (HIDDEN,)}
+    shapes: dict[str, tuple[int, ...]] = {
+        f"{prefix}embed_tokens.weight": (VOCAB, HIDDEN),
+        f"{prefix}norm.weight": (HIDDEN,),
+    }
     return shapes | {f"{prefix}layers.0.{name}.weight": shape for _, name, shape in _LAYER.values()}
 
 

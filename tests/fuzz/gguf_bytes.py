@@ -132,7 +132,7 @@ def taken_apart(data: bytes) -> Parts:
     except (struct.error, ValueError):
         parts.whole = False
         parts.tail = data[at:]
-        parts.tensor_count, parts.meta_count = (struct.unpack_from("<QQ", data, 8) if len(data) >= 24 else (0, 0))
+        parts.tensor_count, parts.meta_count = struct.unpack_from("<QQ", data, 8) if len(data) >= 24 else (0, 0)
     return parts
 
 
@@ -212,7 +212,9 @@ def _spoil_meta(parts: Parts, rng: Random) -> None:
     elif choice == 4:
         one.kind = rng.choice((*SCALARS, STRING, ARRAY, 13, 255, 1 << 31))
     elif choice == 5:
-        metas.append(Meta(Text(rng.choice((b"general.alignment", b"split.count", b"general.name"))), 4, scalar(4, number(rng))))
+        metas.append(
+            Meta(Text(rng.choice((b"general.alignment", b"split.count", b"general.name"))), 4, scalar(4, number(rng)))
+        )
     elif choice == 6 and one.kind in SCALARS:
         one.body = scalar(one.kind, rng.choice(FLOATS) if one.kind in (6, 12) else number(rng))
     elif choice == 7 and len(one.body) >= 12:
@@ -253,7 +255,9 @@ def _spoil_tensor(parts: Parts, rng: Random) -> None:
     if choice == 0:
         del tensors[at]
     elif choice == 1:
-        tensors.insert(at, Tensor(_word(rng) if rng.randrange(2) else Text(one.name.data), list(one.dims), one.kind, one.offset))
+        tensors.insert(
+            at, Tensor(_word(rng) if rng.randrange(2) else Text(one.name.data), list(one.dims), one.kind, one.offset)
+        )
     elif choice == 2:
         one.name = rng.choice((_word(rng), Text(b"output.weight"), Text(rng.choice(tensors).name.data)))
     elif choice == 3:

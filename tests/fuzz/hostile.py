@@ -1,5 +1,5 @@
-"""Values that readers trip over, and edits of bytes, words and JSON trees. Knows no format of ours; all randomness is the
-caller's.
+"""Values that readers trip over, and edits of bytes, words and JSON trees. Knows no format of ours; all randomness is
+the caller's.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ WIDTHS = (8, 16, 31, 32, 33, 53, 62, 63, 64)
 EDGES = tuple(sorted({0, 1, 2, 3, 5, 7, 12, 13, 31, 100, 255, *((1 << w) + d for w in WIDTHS for d in (-1, 0, 1))}))
 FLOATS = (0.0, -0.0, -1.0, 1e-45, 5e-324, 1e38, 1e39, 1.7e308, 1e-6, 0.5, 3.0)
 WORDS = (
-    "", " ", "\n", "\0", "a\nb", "\x1b[31mred\x1b[0m", "..", ".", "/etc/passwd", "../x", "x" * 300, "x" * 5000, "\u202eevil",
-    "\ud800", "\udcff", "\u2028", "\ufeff", "%s%n", "{0}", "null", "true", "1e999", "NaN", "-1", "0", "on", "\u0660\u0661",
-    "\U0001f4a5", "é", "<end_of_turn>", "default", "linear", "full_attention", "sliding_attention",
+    "", " ", "\n", "\0", "a\nb", "\x1b[31mred\x1b[0m", "..", ".", "/etc/passwd", "../x", "x" * 300, "x" * 5000,
+    "\u202eevil", "\ud800", "\udcff", "\u2028", "\ufeff", "%s%n", "{0}", "null", "true", "1e999", "NaN", "-1", "0",
+    "on", "\u0660\u0661", "\U0001f4a5", "é", "<end_of_turn>", "default", "linear", "full_attention", "sliding_attention",
 )  # fmt: skip
 
 
@@ -89,7 +89,22 @@ def value(rng: Random, known: Sequence[str] = (), depth: int = 0) -> Any:
     if choice == 3:
         return rng.choice(FLOATS)
     if choice == 4:
-        return Raw(rng.choice(("NaN", "Infinity", "-Infinity", "1e400", "-0", "9" * 400, "9" * 4299, "9" * 4300, "9" * 5000, "0.1e-999")))
+        return Raw(
+            rng.choice(
+                (
+                    "NaN",
+                    "Infinity",
+                    "-Infinity",
+                    "1e400",
+                    "-0",
+                    "9" * 400,
+                    "9" * 4299,
+                    "9" * 4300,
+                    "9" * 5000,
+                    "0.1e-999",
+                )
+            )
+        )
     if choice <= 7:
         return rng.choice(WORDS if not known or rng.randrange(2) else known)
     if choice == 8:

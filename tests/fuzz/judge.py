@@ -1,7 +1,7 @@
 """The oracle: a reader reads, or refuses in one clear line. Knows no format and no fuzzer.
 
-Whatever else comes out is a *finding*: another exception, a warning (whoever runs this makes errors of them), a message of several lines or with control characters, seconds
-of processor time, memory out of proportion to the input.
+Whatever else comes out is a *finding*: another exception, a warning (whoever runs this makes errors of them), a message
+of several lines or with control characters, seconds of processor time, memory out of proportion to the input.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 LONGEST_MESSAGE = 2_200
 MOST_CPU_S = 2.0
-"""Of one input, all of them smaller than a megabyte. Processor time: a machine that is busy elsewhere proves nothing."""
+"""Of one input, none of them larger than 64 KB. Processor time: a machine that is busy elsewhere proves nothing."""
 MEMORY_PER_BYTE, MEMORY_BESIDE = 64, 4 << 20
 """What a read may hold at its peak: so many bytes for each of the input, and what a module's first use costs."""
 WEIGHED_EVERY = 64
@@ -49,13 +49,15 @@ class Judge:
     heaviest: float = 0.0
     """Bytes of memory to a byte of input, of those that were weighed and are larger than 4 KB."""
     judged: int = 0
+    told: list[str] = field(default_factory=list)
+    """What the last input was refused with."""
     _input: bytes = b""
     _refused: bool = False
 
     def judge(self, read: Callable[[Judge, bytes], object], data: bytes) -> bool:
         """Whether one input was read to its end. Never raises but ``KeyboardInterrupt`` and the like."""
         self.judged += 1
-        self._input, self._refused = data, False
+        self._input, self._refused, self.told = data, False, []
         before = sum(self.counts.values())
         weighed = self.judged % WEIGHED_EVERY == 0
         if weighed:
@@ -92,6 +94,7 @@ class Judge:
 
     def listen(self, message: str) -> None:
         """What a person is told."""
+        self.told.append(message)
         shape = "empty" if not message.strip() else "too long" if len(message) > LONGEST_MESSAGE else ""
         if not shape and not message.isprintable():
             shape = "with control characters"

@@ -17,7 +17,7 @@ with atheris.instrument_imports(include=["edge_runtime", "export"]):
 
     READER = target(sys.argv[1])
 
-from .bench import Bench, limit_memory  # noqa: E402  (behind what is instrumented)
+from .bench import Bench, limit_memory
 
 _WALL_S = 120
 """Of one input, on a machine that may be starved: the judge holds processor time to much less."""
@@ -37,8 +37,8 @@ class Run:
         self._seeds = len(self._whole)
 
     def mutated(self, data: bytes, most: int, seed: int) -> bytes:
-        """Most of what reaches something new is refused at once, and so is what is made of it: every second input is made
-        of one that was read to its end."""
+        """Most of what reaches something new is refused at once, and so is what is made of it: every second input is
+        made of one that was read to its end."""
         rng = Random(seed)
         if rng.randrange(16) == 0:
             return bytes(atheris.Mutate(data, most))

@@ -9,17 +9,20 @@ from random import Random
 from .hostile import WORDS, edit_bytes, number
 
 _SCALARS = (
-    "~", "yes", "0o17", "0x_", "1_000", "1:60:60", "2001-99-99", "2001-01-01", "1e999", ".nan", "-.inf", "!!binary aaaa",
-    "!!python/object:os.system x", "!!set {a}", "!!float x", "!!int x", "!!timestamp x", "!!str 1", "!local x", "!!map [1]",
-    "!!omap [a: 1]", "=", "<<", "|", ">", "'", '"', "\"\\ud800\"", "\"\\x1b[31m\"", "\"\\u202e\"", "[", "{", "[[[[", "&a x", "*a",
-    "9" * 5000, "- 1", "? a", "%YAML 9.9", "---", "...", "#", "\t", "@", "`", "\u2028", "\u0085x", "\ufeff", "{a: {a: {a: 1}}}",
+    "~", "yes", "0o17", "0x_", "1_000", "1:60:60", "2001-99-99", "2001-01-01", "1e999", ".nan", "-.inf", "1.0:1:1",
+    "!!binary aaaa", "!!python/object:os.system x", "!!set {a}", "!!float x", "!!int x", "!!int ''", "!!bool x",
+    "!!timestamp x", "!!str 1", "!local x", "!!map [1]", "!!omap [a: 1]", "=", "<<", "|", ">", "'", '"', '"\\ud800"',
+    '"\\x1b[31m"', '"\\u202e"', "[", "{", "[[[[", "&a x", "*a", "9" * 5000, "1" + ":1" * 250 + ".0", "- 1", "? a",
+    "%YAML 9.9", "---", "...", "#", "\t", "@", "`", "\u2028", "\u0085x", "\ufeff", "{a: {a: {a: 1}}}",
 )  # fmt: skip
+_MERGED = "".join(
+    f"{key}: &{key} {{<<: [{', '.join([f'*{of}'] * 8)}]}}\n" for of, key in zip("abcdefg", "bcdefgh", strict=True)
+)
 _BLOCKS = (
-    "a: &a [x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b]\nd: [*c,*c,*c,*c,*c,*c,*c,*c]\n",
-    "a: &a {x: 1, y: 2, z: 3}\n"
-    + "".join(f"{k}: &{k} {{<<: [*{p},*{p},*{p},*{p},*{p},*{p},*{p},*{p}]}}\n" for p, k in zip("abcdefg", "bcdefgh", strict=True)),
-    "a: &a [*a]\n", "draft: &d\n  draft: *d\n", "? [a, b]\n: 1\n", "? {a: b}\n: 1\n", "1: 2\n", "null: 2\n", "a" * 2000 + ": 1\n",
-    "x: " + "[" * 3000 + "\n", "- " * 2000 + "\n", "".join(" " * i + f"k{i}:\n" for i in range(400)), "--- a\n--- b\n",
+    "a: &a [x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b]\n",
+    f"a: &a {{x: 1, y: 2, z: 3}}\n{_MERGED}", "a: &a [*a]\n", "draft: &d\n  draft: *d\n", "? [a, b]\n: 1\n",
+    "? {a: b}\n: 1\n", "1: 2\n", "null: 2\n", "a" * 2000 + ": 1\n", "x: " + "[" * 1500 + "\n", "- " * 500 + "\n",
+    "".join(" " * i + f"k{i}:\n" for i in range(200)), "--- a\n--- b\n",
 )  # fmt: skip
 
 

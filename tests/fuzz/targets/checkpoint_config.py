@@ -1,4 +1,4 @@
-"""What stands beside the weights of a Hugging Face checkpoint: ``config.json`` of every family, and the index of shards."""
+"""What stands beside the weights of a Hugging Face checkpoint: ``config.json`` of every family, the index of shards."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ _GEMMA4: dict[str, Any] = {
     "model_type": "gemma4_text", "hidden_size": 32, "num_hidden_layers": 4, "num_kv_shared_layers": 1, "vocab_size": 12,
     "vocab_size_per_layer_input": 12, "hidden_size_per_layer_input": 8, "use_double_wide_mlp": True,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
-    "rope_parameters": {"full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}},
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}},
 }  # fmt: skip
 _ASSISTANT: dict[str, Any] = {
     "model_type": "gemma4_assistant", "backbone_hidden_size": 64, "use_ordered_embeddings": True, "num_centroids": 4,
@@ -42,9 +43,9 @@ _DRAFTER: dict[str, Any] = {
 }  # fmt: skip
 _HEADS: dict[str, Any] = {"model_type": "edge_heads", "hidden_size": 8, "heads": 2, "inner": 4, "rms_eps": 1e-6,
                           "embed_scale": 2.0, "final_softcap": None, "head_rows": 4, "vocab_size": 12}  # fmt: skip
-_KNOWN = ("gemma2", "gemma3", "gemma3_text", "gemma4", "gemma4_unified", "Gemma2ForCausalLM", "text_config", "layer_types",
-          "rope_parameters", "rope_scaling", "per_layer_config", "eos_token_id", "quantization_config", "weight_map",
-          "proportional", "linear", "global_head_dim", "attention_k_eq_v", "use_double_wide_mlp")  # fmt: skip
+_KNOWN = ("gemma2", "gemma3", "gemma3_text", "gemma4", "gemma4_unified", "Gemma2ForCausalLM", "text_config",
+          "layer_types", "rope_parameters", "rope_scaling", "per_layer_config", "eos_token_id", "quantization_config",
+          "weight_map", "proportional", "linear", "global_head_dim", "attention_k_eq_v", "use_double_wide_mlp")  # fmt: skip
 
 
 def prepare(place: Path) -> None:

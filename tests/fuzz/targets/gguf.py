@@ -33,7 +33,7 @@ def read(judge: Judge, path: Path) -> None:
     file = judge.attempt(open_gguf, path)
     if file is None:
         return
-    for name, span in file.tensors.items():
+    for name in file.tensors:
         tensor = judge.attempt(_mapped, file, name)
         if tensor is not None:
             judge.attempt(read_tensor, tensor)

@@ -29,8 +29,8 @@ def prepare(place: Path) -> None:
 def seeds() -> list[bytes]:
     drafter = _model() | {"hidden_input": 8, "shares": [1], "layers": [_layer(None)], "fan_out": 2, "centroids": 4}
     io = [{"graph": "body", "direction": "in", "name": "embeddings", "dtype": "float32", "shape": [1, "rows", 8]}]
-    table = {"file": "all.weights", "offset": 0, "dtype": "int8", "rows": 64, "columns": 8, "scale": 2.0, "block_size": 4,
-             "scales_offset": 512, "scales_dtype": "float16"}  # fmt: skip
+    table = {"file": "all.weights", "offset": 0, "dtype": "int8", "rows": 64, "columns": 8, "scale": 2.0,
+             "block_size": 4, "scales_offset": 512, "scales_dtype": "float16"}  # fmt: skip
     built = _model() | {"dialect": "tensorrt", "readout": "", "io": io, "embedding": table}
     rich = _model() | {"screen": {"head": "head.onnx", "readout": "readout.onnx", "rescored": 8}, "stem": "body.onnx",
                        "lookup": {"graph": "body.onnx", "width": 8}, "lanes": {"graph": "body.onnx", "count": 2},

@@ -1,4 +1,4 @@
-"""The header of a safetensors file and every tensor behind it; a Gemma made of such a file; a trained drafter's arrays."""
+"""The header of a safetensors file and every tensor behind it; a Gemma of such a file; a trained drafter's arrays."""
 
 from __future__ import annotations
 
@@ -37,8 +37,13 @@ def seeds() -> list[bytes]:
         header[name] = entry | {"data_offsets": [at, end]}
         at = end
     small = safetensors_file(json.dumps(header).encode(), bytes(at))
-    few: list[dict[str, tuple[int, ...]]] = [{"a": (2, 3), "b": (4,), "c": (0, 3), "d": ()}, {"a": (1,) * 8, "x.y": (5, 1)}]
-    plain = [_packed(*safetensors_header(shapes, kind)) for shapes in few for kind in ("F32", "F16", "BF16", "I64", "I8")]
+    few: list[dict[str, tuple[int, ...]]] = [
+        {"a": (2, 3), "b": (4,), "c": (0, 3), "d": ()},
+        {"a": (1,) * 8, "x.y": (5, 1)},
+    ]
+    plain = [
+        _packed(*safetensors_header(shapes, kind)) for shapes in few for kind in ("F32", "F16", "BF16", "I64", "I8")
+    ]
     return [*plain, small, bytes(8), safetensors_gemma("F16"), safetensors_gemma("BF16", ""), small]
 
 
@@ -83,7 +88,11 @@ def _spoil_entry(tree: dict[str, Any], rng: Random) -> None:
     elif choice == 1:
         entry["shape"] = [number(rng, 32) for _ in range(rng.choice((0, 1, 2, 3, 70)))]
     elif choice == 2:
-        entry["shape"] = Raw("[" + ",".join([rng.choice(("9" * 4000, "1", "0", "18446744073709551616"))] * rng.choice((2, 33, 300))) + "]")
+        entry["shape"] = Raw(
+            "["
+            + ",".join([rng.choice(("9" * 4000, "1", "0", "18446744073709551616"))] * rng.choice((2, 33, 300)))
+            + "]"
+        )
     elif choice == 3 and isinstance(other, dict):
         entry["data_offsets"] = other.get("data_offsets")
     elif choice == 4:

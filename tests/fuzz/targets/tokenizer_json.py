@@ -33,7 +33,8 @@ def seeds() -> list[bytes]:
     settings = {"added_tokens_decoder": {"4": {"content": "<start_of_turn>", "special": True}}}
     named = [{"name": "default", "template": "{{ bos_token }}"}, {"name": "tools", "template": "x"}]
     trees = (tokenizer_json(), settings | {"chat_template": "{{ bos_token }}{% if messages %}a{% endif %}"},
-             settings | {"chat_template": named}, {"chat_template": "{{ " + "(" * 300 + "1" + ")" * 300 + " }}"})  # fmt: skip
+             settings | {"chat_template": named},
+             {"chat_template": "{{ " + "(" * 300 + "1" + ")" * 300 + " }}"})  # fmt: skip
     return [json.dumps(tree).encode() for tree in trees]
 
 
