@@ -23,7 +23,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from edge_runtime.errors import CheckpointError
+from edge_runtime.errors import CheckpointError, why
 
 from .checkpoint import Checkpoint
 
@@ -114,8 +114,8 @@ def _processor(model: bytes, path: Path) -> Any:
     processor = sentencepiece.SentencePieceProcessor()
     try:
         processor.LoadFromSerializedProto(model)
-    except RuntimeError as problem:
-        raise CheckpointError(f"{path}: its tokenizer does not load: {str(problem).splitlines()[0]}") from None
+    except (RuntimeError, UnicodeDecodeError) as problem:  # the latter: of a message that quotes the file
+        raise CheckpointError(f"{path}: its tokenizer does not load: {why(problem)}") from None
     return processor
 
 
@@ -123,7 +123,10 @@ def _described(model: bytes, checkpoint: Checkpoint) -> TokenizerModel:
     path = checkpoint.path
     processor = _processor(model, path)
     size = processor.GetPieceSize()
-    pieces = tuple(processor.IdToPiece(list(range(size))))
+    try:
+        pieces = tuple(processor.IdToPiece(list(range(size))))
+    except UnicodeDecodeError as problem:
+        raise CheckpointError(f"{path}: a piece of its tokenizer is no text: {why(problem)}") from None
     eos = [*checkpoint.config.eos_ids, processor.eos_id()]
     eos += [processor.PieceToId(piece) for piece in _ENDS_OF_TURN if pieces[processor.PieceToId(piece)] == piece]
     eos_ids = tuple(dict.fromkeys(token for token in eos if 0 <= token < size))
@@ -145,7 +148,7 @@ def _from_gguf(metadata: Mapping[str, Any], path: Path) -> _Pieces:
         pieces = list(metadata["tokenizer.ggml.tokens"])
         scores = [float(score) for score in metadata["tokenizer.ggml.scores"]]
         kinds = [int(kind) for kind in metadata["tokenizer.ggml.token_type"]]
-    except (TypeError, ValueError) as problem:
+    except (TypeError, ValueError, OverflowError) as problem:
         raise CheckpointError(f"{path}: a malformed tokenizer: {problem}") from None
     except KeyError as missing:
         raise CheckpointError(f"{path}: no {missing.args[0]}") from None
@@ -231,6 +234,8 @@ def _with_markers(model: bytes, path: Path) -> bytes:
     special = _special_ids(path)
     changed = False
     for i, piece in enumerate(proto.pieces):
+        if not isinstance(piece.piece, str):  # what is not UTF-8 comes as bytes
+            raise CheckpointError(f"{path}: piece {i} of its tokenizer is no text")
         marker = _MARKER.fullmatch(piece.piece) or special.get(i) == piece.piece
         if marker and piece.type in (_NORMAL, _USER_DEFINED):
             piece.type, changed = _CONTROL, True

@@ -16,8 +16,10 @@ import pytest
 from fuzz.bench import Bench
 from fuzz.gemma_seeds import CONFIG, gguf_gemma, gguf_of, safetensors_file, tokenizer_json
 from fuzz.gguf_bytes import ARRAY, STRING, Meta, Parts, Tensor, Text, numbers, scalar, strings
-from fuzz.targets import bench_record, names, target
+from fuzz.targets import bench_record, names, target, tokenizer_model
 
+from edge_runtime.doctor.probes.graphs import Constant, Edge, Node, model
+from edge_runtime.doctor.probes.layers import shapes_of
 from edge_runtime.errors import ConfigError, InputError, one_line
 from edge_runtime.files import read_at_most
 from export.training.features import read_part
@@ -91,7 +93,20 @@ TOKENIZER_FAULTS = {
     "scores beyond float32": (_with_meta(f"{TOKENS}scores", ARRAY, numbers(12, [1e300] * 12)), "malformed"),
     "tokens that are numbers": (_with_meta(f"{TOKENS}tokens", ARRAY, numbers(4, [1.0] * 12)), "positive whole number"),
     "fewer types than tokens": (_with_meta(f"{TOKENS}token_type", ARRAY, numbers(5, [1.0])), "12 tokens"),
+    "types that are infinite": (_with_meta(f"{TOKENS}token_type", ARRAY, numbers(6, [math.inf] * 12)), "malformed"),
     "the same token twice": (_with_meta(f"{TOKENS}tokens", ARRAY, strings([b"a"] * 12)), "tokenizer"),
+}
+
+
+def _sentencepiece(change: bytes, into: bytes) -> bytes:
+    whole = tokenizer_model.seeds()[0]
+    assert len(change) == len(into) and whole.count(change) == 1
+    return whole.replace(change, into)
+
+
+MODEL_FAULTS = {
+    "a piece that is no text": (_sentencepiece(b"\x0a\x02ab", b"\x0a\x02a\xff"), "no text"),
+    "a message that is no text": (_sentencepiece(b"<0x7F>", b"<0x7\xff>"), "does not load"),
 }
 
 
@@ -162,6 +177,24 @@ YAML_FAULTS = {
     "a key twice": (b"source: a\nsource: b\n", "twice"),
     "a key that is a list": (b"? [source]\n: a\n", "a key must be a word"),
 }
+ROWS = Edge("x0", "float32", (1, "rows", 32))
+
+
+def _layer(shape: tuple[int | str, ...], columns: int = 32) -> bytes:
+    """A layer whose second input has that shape."""
+    product = Node("MatMulNBits", ("x0", "w", "s"), "h", {"K": 64, "N": columns}, "com.microsoft")
+    nodes = [product, Node("Add", ("h", "past"), "x1", {})]
+    scales = Constant("s", np.ones((32, 1), np.float32))
+    return model(nodes, [scales], [ROWS, Edge("past", "float32", shape)], [ROWS])
+
+
+WIRE_FAULTS = {
+    "an input of terabytes": (_layer((1 << 20, 1 << 20)), "larger than"),
+    "an input that passes 64 bits": (_layer((1 << 62, 1 << 62, 1 << 62)), "larger than"),
+    "an input that a zero hides": (_layer((0, 1 << 62, 1 << 20)), "larger than"),
+    "forty dimensions": (_layer((1,) * 40), "larger than"),
+    "a message that is cut off": (_layer((1, 32))[:-9], "cannot be read"),
+}
 DAEMON_FAULTS = {
     "half a surrogate pair": (b'bundle: "a\\ud800"\n', "surrogate"),
     "a tag without a type": (b"bundle: ! b\n", "tags"),
@@ -184,7 +217,7 @@ RECORD_FAULTS = {
 FAULTS = {
     "gguf": GGUF_FAULTS, "tokenizer_gguf": TOKENIZER_FAULTS, "safetensors": SAFETENSORS_FAULTS,
     "checkpoint_config": CONFIG_FAULTS, "tokenizer_json": TOKENIZER_JSON_FAULTS, "recipe": YAML_FAULTS,
-    "config": DAEMON_FAULTS, "bench_record": RECORD_FAULTS,
+    "config": DAEMON_FAULTS, "bench_record": RECORD_FAULTS, "wire": WIRE_FAULTS, "tokenizer_model": MODEL_FAULTS,
 }  # fmt: skip
 
 
@@ -203,6 +236,11 @@ def test_an_error_is_one_line_whatever_is_in_it() -> None:
     told = str(InputError("tensor \x1b[31mx\n\ud800\u202e é is\ttoo large"))
     assert told == r"tensor \x1b[31mx \ud800\u202e é is too large"
     assert one_line("a" * 10_000 + "end").endswith("end") and len(one_line("a" * 10_000)) < 2_000
+
+
+def test_what_a_graph_says_of_its_products_is_cut_to_what_is_measured() -> None:
+    products = [(1 << 40, 2), (64, 1 << 50), (0, 64), (64, 0), (1 << 63, 1 << 63), (128, 130), (64, 3), (63, 64)]
+    assert shapes_of(products, 9, 1 << 20) == ((64, 1 << 14), (128, 130))
 
 
 def test_features_that_were_cut_off_are_refused(tmp_path: Path) -> None:

@@ -9,21 +9,10 @@ from typing import Any
 from .gguf_bytes import ARRAY, STRING, Meta, Parts, Tensor, Text, numbers, scalar, strings
 
 HIDDEN, FFN, HEADS, DIM, VOCAB = 32, 32, 2, 16, 12
-_PIECES = [
-    "<pad>",
-    "<eos>",
-    "<bos>",
-    "<unk>",
-    "<start_of_turn>",
-    "<end_of_turn>",
-    "\u2581",
-    "a",
-    "b",
-    "ab",
-    "<0x0A>",
-    "c",
-]
-_KINDS = [3, 3, 3, 2, 3, 3, 1, 1, 1, 1, 6, 1]
+_FIRST = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>", "\u2581", "a", "b", "ab"]
+PIECES = [*_FIRST, "<0x0A>", "c"]
+ALL_PIECES = [*_FIRST, *(f"<0x{byte:02X}>" for byte in range(256)), "c"]
+"""With all that sentencepiece wants for a fallback to bytes: what it loads."""
 _LAYER = {
     "attn_norm": ("attn_norm", "input_layernorm", (HIDDEN,)),
     "q": ("attn_q", "self_attn.q_proj", (HEADS * DIM, HIDDEN)),
@@ -47,10 +36,10 @@ CONFIG: dict[str, Any] = {
 }  # fmt: skip
 
 
-def gguf_gemma(kind: int = 0) -> Parts:
+def gguf_gemma(kind: int = 0, pieces: list[str] = PIECES) -> Parts:
     """One layer; matrices in the type ``kind`` where a row of 32 fills whole blocks of it."""
-    parts = Parts(metas=_metas())
-    names = [("token_embd.weight", (VOCAB, HIDDEN)), ("output_norm.weight", (HIDDEN,))]
+    parts = Parts(metas=_metas(pieces))
+    names = [("token_embd.weight", (len(pieces), HIDDEN)), ("output_norm.weight", (HIDDEN,))]
     names += [(f"blk.0.{gguf}.weight", shape) for gguf, _, shape in _LAYER.values()]
     for name, shape in names:
         tensor = Tensor(Text(name.encode()), list(reversed(shape)), kind if len(shape) == 2 else 0, len(parts.tail))
@@ -62,7 +51,7 @@ def gguf_gemma(kind: int = 0) -> Parts:
 
 def gguf_of(kinds: list[tuple[int, int]]) -> Parts:
     """Few keys and a matrix of two rows, or a vector, for each (type, values of a row)."""
-    parts = Parts(metas=_metas()[:2] + [_metas()[i] for i in (10, 13, 14)])
+    parts = Parts(metas=[_metas(PIECES)[i] for i in (0, 1, 10, 13, 14)])
     for index, (kind, values) in enumerate(kinds):
         tensor = Tensor(Text(f"t{index}".encode()), [values, 2] if index != 1 else [values], kind, len(parts.tail))
         parts.tensors.append(tensor)
@@ -72,7 +61,7 @@ def gguf_of(kinds: list[tuple[int, int]]) -> Parts:
     return parts
 
 
-def _metas() -> list[Meta]:
+def _metas(pieces: list[str]) -> list[Meta]:
     def meta(key: str, kind: int, body: bytes) -> Meta:
         return Meta(Text(key.encode()), kind, body)
 
@@ -85,9 +74,11 @@ def _metas() -> list[Meta]:
     metas.append(meta("gemma3.attention.layer_norm_rms_epsilon", 6, scalar(6, 1e-6)))
     metas.append(meta("gemma3.rope.freq_base", 6, scalar(6, 1e6)))
     metas.append(meta("tokenizer.ggml.model", STRING, Text(b"llama").packed()))
-    metas.append(meta("tokenizer.ggml.tokens", ARRAY, strings([piece.encode() for piece in _PIECES])))
-    metas.append(meta("tokenizer.ggml.scores", ARRAY, numbers(6, [-float(i) for i in range(VOCAB)])))
-    metas.append(meta("tokenizer.ggml.token_type", ARRAY, numbers(5, [float(kind) for kind in _KINDS])))
+    metas.append(meta("tokenizer.ggml.tokens", ARRAY, strings([piece.encode() for piece in pieces])))
+    metas.append(meta("tokenizer.ggml.scores", ARRAY, numbers(6, [-float(i) for i in range(len(pieces))])))
+    metas.append(
+        meta("tokenizer.ggml.token_type", ARRAY, numbers(5, [float(_kind(i, piece)) for i, piece in enumerate(pieces)]))
+    )
     metas += [meta(f"tokenizer.ggml.{name}_token_id", 4, scalar(4, i))
               for name, i in (("bos", 2), ("eos", 1), ("unknown", 3), ("padding", 0))]  # fmt: skip
     metas.append(meta("tokenizer.ggml.add_space_prefix", 7, b"\0"))
@@ -95,6 +86,11 @@ def _metas() -> list[Meta]:
         meta("tokenizer.chat_template", STRING, Text(b"{{ bos_token }}{% for m in messages %}{% endfor %}").packed())
     )
     return metas
+
+
+def _kind(index: int, piece: str) -> int:
+    """Unknown, control, byte or normal."""
+    return 2 if index == 3 else 3 if index < 6 else 6 if piece.startswith("<0x") else 1
 
 
 def hf_shapes(prefix: str = "model.") -> dict[str, tuple[int, ...]]:
@@ -129,8 +125,8 @@ def safetensors_gemma(kind: str = "F32", prefix: str = "model.") -> bytes:
 
 def tokenizer_json() -> dict[str, Any]:
     """Of the same pieces."""
-    vocab = {piece: i for i, piece in enumerate(_PIECES)}
-    special = [{"id": i, "content": _PIECES[i], "special": True} for i in range(6)]
+    vocab = {piece: i for i, piece in enumerate(ALL_PIECES)}
+    special = [{"id": i, "content": ALL_PIECES[i], "special": True} for i in range(6)]
     normalizer = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
     model = {"type": "BPE", "byte_fallback": True, "unk_token": "<unk>", "vocab": vocab, "merges": [["a", "b"]]}
     return {"model": model, "added_tokens": special, "normalizer": normalizer, "pre_tokenizer": None}

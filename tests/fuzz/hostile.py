@@ -15,7 +15,8 @@ FLOATS = (0.0, -0.0, -1.0, 1e-45, 5e-324, 1e38, 1e39, 1.7e308, 1e-6, 0.5, 3.0)
 WORDS = (
     "", " ", "\n", "\0", "a\nb", "\x1b[31mred\x1b[0m", "..", ".", "/etc/passwd", "../x", "x" * 300, "x" * 5000,
     "\u202eevil", "\ud800", "\udcff", "\u2028", "\ufeff", "%s%n", "{0}", "null", "true", "1e999", "NaN", "-1", "0",
-    "on", "\u0660\u0661", "\U0001f4a5", "é", "<end_of_turn>", "default", "linear", "full_attention", "sliding_attention",
+    "on", "\u0660\u0661", "\U0001f4a5", "é", "<end_of_turn>", "default", "linear", "full_attention",
+    "sliding_attention",
 )  # fmt: skip
 
 

@@ -45,7 +45,8 @@ _HEADS: dict[str, Any] = {"model_type": "edge_heads", "hidden_size": 8, "heads":
                           "embed_scale": 2.0, "final_softcap": None, "head_rows": 4, "vocab_size": 12}  # fmt: skip
 _KNOWN = ("gemma2", "gemma3", "gemma3_text", "gemma4", "gemma4_unified", "Gemma2ForCausalLM", "text_config",
           "layer_types", "rope_parameters", "rope_scaling", "per_layer_config", "eos_token_id", "quantization_config",
-          "weight_map", "proportional", "linear", "global_head_dim", "attention_k_eq_v", "use_double_wide_mlp")  # fmt: skip
+          "weight_map", "proportional", "linear", "global_head_dim", "attention_k_eq_v",
+          "use_double_wide_mlp")  # fmt: skip
 
 
 def prepare(place: Path) -> None:

@@ -9,7 +9,7 @@ from edge_runtime.errors import CheckpointError
 from export.checkpoint import open_checkpoint
 from export.tokenizer import build_tokenizer_model
 
-from ..gemma_seeds import gguf_gemma
+from ..gemma_seeds import ALL_PIECES, gguf_gemma
 from ..gguf_bytes import spoilt_metadata
 from ..judge import Judge
 
@@ -18,7 +18,7 @@ NAME = "input.gguf"
 
 
 def seeds() -> list[bytes]:
-    return [gguf_gemma(8).packed()]
+    return [gguf_gemma(8, ALL_PIECES).packed()]
 
 
 def mutate(data: bytes, rng: Random) -> bytes:

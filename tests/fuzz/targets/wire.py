@@ -9,7 +9,7 @@ import numpy as np
 
 from edge_runtime.doctor.probes.cut import Layer, NoLayer, cut_layer, with_level, with_output
 from edge_runtime.doctor.probes.graphs import Constant, Edge, Node, model
-from edge_runtime.doctor.probes.layers import feeds_of, fitting
+from edge_runtime.doctor.probes.layers import feeds_of, shapes_of
 from edge_runtime.doctor.probes.wire import Field, Fixed, decode, encode
 
 from ..hostile import WORDS, edit_bytes, number
@@ -81,6 +81,6 @@ def read(judge: Judge, path: Path) -> None:
 def _used(layer: Layer) -> None:
     """As the probes do."""
     with_output(with_level(layer.graph, 1), layer.inputs[0])
-    for shape in layer.products:
-        fitting(shape, _MOST_VALUES)
+    for inner, outer in shapes_of(layer.products, 3, _MOST_VALUES):
+        assert 0 < inner * outer <= _MOST_VALUES
     feeds_of(layer.inputs, 3)
