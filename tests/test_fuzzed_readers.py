@@ -9,6 +9,7 @@ import struct
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,14 @@ import pytest
 from fuzz.bench import Bench
 from fuzz.gemma_seeds import CONFIG, gguf_gemma, gguf_of, safetensors_file, tokenizer_json
 from fuzz.gguf_bytes import ARRAY, STRING, Meta, Parts, Tensor, Text, numbers, scalar, strings
+from fuzz.hostile import edit_bytes
 from fuzz.targets import bench_record, names, target, tokenizer_model
 
 from edge_runtime.doctor.probes.graphs import Constant, Edge, Node, model
 from edge_runtime.doctor.probes.layers import shapes_of
 from edge_runtime.errors import ConfigError, InputError, one_line
 from edge_runtime.files import read_at_most
+from export.training.arrays import read_array, read_arrays
 from export.training.features import read_part
 
 INPUTS = {"config": 30, "recipe": 40, "bench_record": 300, "tokenizer_gguf": 250, "manifest": 400}
@@ -255,6 +258,30 @@ def test_features_that_were_cut_off_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "hidden.npy", np.zeros((2, 4, 8)))
     with pytest.raises(ConfigError, match=r"not .* values of float16"):
         read_part(tmp_path)
+
+
+def test_arrays_of_an_earlier_run_are_read_or_refused(tmp_path: Path) -> None:
+    """Whatever numpy makes of a file that was cut off or flipped: it has a dozen ways to fail."""
+    rng = Random(3)
+    np.savez(tmp_path / "whole.npz", gram=np.ones((4, 4)), count=np.array(5))
+    np.savez_compressed(tmp_path / "packed.npz", gram=np.ones((4, 4)), count=np.array(5))
+    np.save(tmp_path / "one.npy", np.arange(40))
+    readers: dict[str, Callable[[Path], object]] = {
+        "whole.npz": lambda path: read_arrays(path, ("gram", "count")),
+        "packed.npz": lambda path: read_arrays(path, ("gram", "count")),
+        "one.npy": read_array,
+    }
+    for name, read in readers.items():
+        whole, told = (tmp_path / name).read_bytes(), []
+        read(tmp_path / name)
+        for _ in range(300):
+            (tmp_path / "spoilt").write_bytes(edit_bytes(whole, rng))
+            try:
+                read(tmp_path / "spoilt")
+            except ConfigError as problem:
+                told.append(str(problem))
+        assert len(told) > 100
+        assert all(line.isprintable() and "spoilt cannot be read: " in line for line in told)
 
 
 def test_a_bound_on_a_file_is_not_allocated(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from edge_runtime.errors import ConfigError, why
 from edge_runtime.files import read_text_at_most
 
+from .arrays import DAMAGED
+
 _RECORD = "part.json"
 _MOST_BYTES, _MOST_ROWS = 1 << 24, 1 << 40
 
@@ -122,7 +124,7 @@ def _map(
         path = directory / f"{name}.npy"
         try:
             found = np.lib.format.open_memmap(path, mode=mode, **new)
-        except (OSError, ValueError) as problem:
+        except DAMAGED as problem:
             raise ConfigError(f"{path}: no features there ({why(problem)})") from None
         if found.shape != shape or found.dtype != dtype:
             raise ConfigError(f"{path}: not {list(shape)} values of {np.dtype(dtype)}, as {_RECORD} says")
