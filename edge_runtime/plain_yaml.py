@@ -23,10 +23,11 @@ def read_yaml(path: Path, what: str = "") -> Any:
     class Loader(yaml.SafeLoader):
         def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
             event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+            line = event.start_mark.line + 1
             if isinstance(event, yaml.AliasEvent):
-                raise ConfigError(f"line {event.start_mark.line + 1}: aliases (*name) are not supported")
+                raise ConfigError(f"line {line}: aliases (*name) are not supported")
             if (tag := getattr(event, "tag", None)) is not None:
-                raise ConfigError(f"line {event.start_mark.line + 1}: tags (!name) are not supported: {tag!r:.80}")
+                raise ConfigError(f"line {line}: tags (!name) are not supported: {tag!r:.80}")
             return super().compose_node(parent, index)
 
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:

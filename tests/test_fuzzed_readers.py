@@ -8,6 +8,7 @@ import math
 import struct
 import tracemalloc
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,11 +19,13 @@ from fuzz.bench import Bench
 from fuzz.gemma_seeds import CONFIG, gguf_gemma, gguf_of, safetensors_file, tokenizer_json
 from fuzz.gguf_bytes import ARRAY, STRING, Meta, Parts, Tensor, Text, numbers, scalar, strings
 from fuzz.hostile import edit_bytes
-from fuzz.targets import bench_record, names, target, tokenizer_model
+from fuzz.targets import bench_record, manifest, names, target, tokenizer_model
 
+from edge_runtime.bundle import read_manifest
 from edge_runtime.doctor.probes.graphs import Constant, Edge, Node, model
 from edge_runtime.doctor.probes.layers import shapes_of
-from edge_runtime.errors import ConfigError, InputError, one_line
+from edge_runtime.engines.token_ids import read_token_ids
+from edge_runtime.errors import BundleError, ConfigError, InputError, one_line
 from edge_runtime.files import read_at_most
 from export.training.arrays import read_array, read_arrays
 from export.training.features import read_part
@@ -244,6 +247,25 @@ def test_an_error_is_one_line_whatever_is_in_it() -> None:
 def test_what_a_graph_says_of_its_products_is_cut_to_what_is_measured() -> None:
     products = [(1 << 40, 2), (64, 1 << 50), (0, 64), (64, 0), (1 << 63, 1 << 63), (128, 130), (64, 3), (63, 64)]
     assert shapes_of(products, 9, 1 << 20) == ((64, 1 << 14), (128, 130))
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (np.array([-1, 3, 4], "<i8").tobytes(), "rising token ids"),
+        (np.array([3, 3, 4], "<i8").tobytes(), "rising token ids"),
+        (np.array([1, 3, 4], "<i8").tobytes() + b"\0\0\0", "rising token ids"),
+        (b"", "rising token ids"),
+        (None, "cannot be read: No such file"),
+    ],
+)
+def test_token_ids_of_a_head_that_are_none(tmp_path: Path, data: bytes | None, words: str) -> None:
+    (tmp_path / "bundle.json").write_bytes(manifest.seeds()[0])
+    head = replace(read_manifest(tmp_path).model("target"), token_ids="ids", vocab_size=3)
+    if data is not None:
+        (tmp_path / "ids").write_bytes(data)
+    with pytest.raises(BundleError, match=words):
+        read_token_ids(tmp_path, head)
 
 
 def test_features_that_were_cut_off_are_refused(tmp_path: Path) -> None:

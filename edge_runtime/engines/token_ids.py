@@ -21,7 +21,7 @@ def read_token_ids(directory: Path, model: Model) -> Ids | None:
         size = path.stat().st_size
     except OSError as problem:
         raise BundleError(f"{path} cannot be read: {why(problem)}") from None
-    if size != 8 * model.vocab_size or ids[0] < 0 or np.any(np.diff(ids) <= 0):
+    if size != 8 * model.vocab_size or ids.min() < 0 or np.any(np.diff(ids) <= 0):
         raise BundleError(f"{model.token_ids}: not {model.vocab_size} rising token ids")
     return ids
 
