@@ -23,7 +23,7 @@ def read_yaml(path: Path, what: str = "") -> Any:
     class Loader(yaml.SafeLoader):
         def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
             event: Any = self.peek_event()  # type: ignore[no-untyped-call]
-            line = event.start_mark.line + 1
+            line: int = event.start_mark.line + 1
             if isinstance(event, yaml.AliasEvent):
                 raise ConfigError(f"line {line}: aliases (*name) are not supported")
             if (tag := getattr(event, "tag", None)) is not None:

@@ -108,7 +108,9 @@ def _read_record(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: no features there ({problem})") from None
     except (ValueError, RecursionError) as problem:
         raise ConfigError(f"{path}: no features there ({problem})") from None
-    sizes = [found.get(name) for name in ("rows", "length", "width", "done")] if isinstance(found, dict) else []
+    sizes: list[Any] = (
+        [found.get(name) for name in ("rows", "length", "width", "done")] if isinstance(found, dict) else []
+    )
     if not sizes or not all(type(size) is int and 0 <= size < _MOST_ROWS for size in sizes) or sizes[3] > sizes[0]:
         raise ConfigError(f"{path}: no features there (its rows, length, width and done do not make sense)")
     record: dict[str, Any] = found

@@ -75,6 +75,9 @@ class Seen:
     acceptance: tuple[float, ...]
 
 
+_OF_PICKLES: tuple[type[Exception], ...] = (AttributeError, IndexError, AssertionError, pickle.UnpicklingError)
+_DAMAGED = DAMAGED + _OF_PICKLES
+
 Check = Callable[["Trainer"], dict[str, Any]]
 """Tries the averaged weights, keeps them where they are the best so far, and returns what is to be remembered."""
 
@@ -89,7 +92,7 @@ def stored_state(directory: Path, device: torch.device) -> dict[str, Any] | None
         if isinstance(found, dict) and {"params", "average", "optimiser", "token_ids", "progress"} <= set(found):
             return found
         problem = "parts are missing"
-    except (*DAMAGED, AttributeError, IndexError, AssertionError, pickle.UnpicklingError) as error:
+    except _DAMAGED as error:
         problem = why(error)
     raise ConfigError(f"{path}: not a checkpoint of a training run ({problem})")
 

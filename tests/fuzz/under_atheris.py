@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 import time
 import warnings
@@ -19,8 +20,8 @@ with atheris.instrument_imports(include=["edge_runtime", "export"]):
 
 from .bench import Bench, limit_memory
 
-_WALL_S = 120
-"""Of one input, on a machine that may be starved: the judge holds processor time to much less."""
+_MOST_CPU_S, _MOST_WALL_S = 20, 3600
+"""Of one input, after which the process ends: a machine that stands still hangs nobody. The judge is less patient."""
 _TELLS_EVERY_S = 60
 _KEPT = 64
 """Inputs that were read to their end, the latest."""
@@ -35,6 +36,7 @@ class Run:
         self._begun = self._told = time.monotonic()
         self._whole = READER.seeds()
         self._seeds = len(self._whole)
+        self._input = b""
 
     def mutated(self, data: bytes, most: int, seed: int) -> bytes:
         """Most of what reaches something new is refused at once, and so is what is made of it: every second input is
@@ -45,6 +47,8 @@ class Run:
         return READER.mutate(rng.choice(self._whole) if rng.randrange(2) else data, rng)[:most]
 
     def one(self, data: bytes) -> None:
+        self._input = data
+        signal.setitimer(signal.ITIMER_PROF, _MOST_CPU_S)
         if self.bench.try_one(data):
             self._whole.insert(self._seeds, data)
             del self._whole[self._seeds + _KEPT :]
@@ -57,6 +61,11 @@ class Run:
         if over:
             sys.stderr.flush()
             os._exit(1 if self.bench.judge.findings else 0)
+
+    def hung(self, *_: object) -> None:
+        (self._findings / f"{self._name}-hung").write_bytes(self._input)
+        print(f"{self._name}: FOUND no end within {_MOST_CPU_S} s: {self._findings / self._name}-hung", flush=True)
+        os._exit(1)
 
     def _tell(self) -> None:
         judge, wall_s = self.bench.judge, time.monotonic() - self._begun
@@ -78,10 +87,11 @@ def main() -> None:
     run = Run(name, Path(place), Path(findings), int(inputs), int(seconds))
     for index, data in enumerate(READER.seeds()):
         (Path(corpus) / f"seed-{index}").write_bytes(data)
-    words = [sys.argv[0], corpus, f"-seed={seed}", f"-timeout={_WALL_S}", f"-artifact_prefix={findings}/{name}-"]
+    words = [sys.argv[0], corpus, f"-seed={seed}", f"-timeout={_MOST_WALL_S}", f"-artifact_prefix={findings}/{name}-"]
     words += ["-max_len=65536", "-len_control=0", "-rss_limit_mb=0", "-mutate_depth=1"]
     Path(findings).mkdir(parents=True, exist_ok=True)
     atheris.Setup(words, run.one, custom_mutator=run.mutated)
+    signal.signal(signal.SIGPROF, run.hung)
     limit_memory()
     atheris.Fuzz()
 

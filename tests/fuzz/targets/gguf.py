@@ -37,7 +37,7 @@ def read(judge: Judge, path: Path) -> None:
         tensor = judge.attempt(_mapped, file, name)
         if tensor is not None:
             judge.attempt(read_tensor, tensor)
-    checkpoint = judge.attempt(gguf_checkpoint, file)
+    checkpoint = judge.attempt(gguf_checkpoint, file) if "token_embd.weight" in file.tensors else None
     if checkpoint is not None:
         read_checkpoint(judge, checkpoint)
 
