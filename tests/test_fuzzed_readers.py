@@ -142,6 +142,9 @@ SAFETENSORS_FAULTS = {
     "lengths of 4,300 digits": (_header(_one("F32", "[" + ", ".join([DIGITS] * 40) + "]", [0, 0])), "malformed"),
     "seventy dimensions": (_header(_one("I8", [1] * 70, [0, 1]), b"0"), "70 dimensions"),
     "no dimension": (_header(_one("F32", [], [0, 4]), bytes(4)), "0 dimensions"),
+    "scales that are too large": (
+        _header(_two("I8", [1, 32], [0, 32], "F16", [1, 1], [32, 34]).replace('"b"', '"a.scales"'),
+                bytes([127] * 32) + struct.pack("<e", 65504.0)), "not finite"),
     "scales that are not finite": (
         _header(_two("I8", [1, 32], [0, 32], "F16", [1, 1], [32, 34]).replace('"b"', '"a.scales"'),
                 bytes(32) + HALF_INFINITY), "not finite"),

@@ -218,9 +218,10 @@ def _out_of_eight_bits(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
         steps, scales = arrays[name], arrays.pop(name + _SCALES, None)
         if steps.ndim != 2 or scales is None or scales.shape != (len(steps), steps.shape[1] / _RUN):
             raise CheckpointError(f"{path}: tensor {name} has 8 bits, and no scales that fit it")
-        if not np.isfinite(scales).all():
-            raise CheckpointError(f"{path}: tensor {name} has scales that are not finite: the file is damaged")
-        runs = steps.reshape(*scales.shape, _RUN) * scales[:, :, None]
+        with np.errstate(over="ignore", invalid="ignore"):
+            runs = steps.reshape(*scales.shape, _RUN) * scales[:, :, None]
+        if not np.isfinite(runs).all():
+            raise CheckpointError(f"{path}: tensor {name} has values that are not finite: the file is damaged")
         arrays[name] = runs.astype(np.float32).reshape(steps.shape)
 
 
