@@ -88,7 +88,8 @@ def main() -> None:
     for index, data in enumerate(READER.seeds()):
         (Path(corpus) / f"seed-{index}").write_bytes(data)
     words = [sys.argv[0], corpus, f"-seed={seed}", f"-timeout={_MOST_WALL_S}", f"-artifact_prefix={findings}/{name}-"]
-    words += ["-max_len=65536", "-len_control=0", "-rss_limit_mb=0", "-mutate_depth=1", f"-report_slow_units={_MOST_WALL_S}"]
+    words += ["-max_len=65536", "-len_control=0", "-rss_limit_mb=0", "-mutate_depth=1"]
+    words.append(f"-report_slow_units={_MOST_WALL_S}")
     Path(findings).mkdir(parents=True, exist_ok=True)
     atheris.Setup(words, run.one, custom_mutator=run.mutated)
     signal.signal(signal.SIGPROF, run.hung)
