@@ -111,14 +111,19 @@ class Cancelled(EdgeError):
 def one_line(text: str, most: int = _LONGEST_TOLD) -> str:
     """``text`` as a terminal and a log show it and do not obey it: no line ends, control characters and halves of
     surrogate pairs as escapes, of more than ``most`` characters both ends."""
-    if len(text) > most:
-        text = f"{text[: most // 2]} ... {text[-most // 4 :]}"
+    text = _cut(text, most)
     if text.isprintable():
         return text
-    return "".join(
-        one if one.isprintable() else " " if one in _LINE_ENDS else one.encode("unicode_escape").decode()
-        for one in text
-    )
+    shown = (one if one.isprintable() else " " if one in _LINE_ENDS else _escaped(one) for one in text)
+    return _cut("".join(shown), most)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 4 :]}"
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode()
 
 
 def why(problem: Exception) -> str:

@@ -142,7 +142,8 @@ def _from_gguf(metadata: Mapping[str, Any], path: Path) -> _Pieces:
     kind = metadata.get("tokenizer.ggml.model")
     if not isinstance(kind, str) or kind != "llama":  # an array would compare item by item
         raise CheckpointError(f"{path}: tokenizer {kind!r} is not supported (a sentencepiece one is)")
-    if metadata.get("tokenizer.ggml.add_space_prefix", False) is not False:
+    prefix = metadata.get("tokenizer.ggml.add_space_prefix", False)
+    if not isinstance(prefix, int) or prefix:
         raise CheckpointError(f"{path}: a tokenizer that puts a space ahead of the text is not supported")
     try:
         pieces = list(metadata["tokenizer.ggml.tokens"])

@@ -77,6 +77,10 @@ GGUF_FAULTS = {
         _with_tensor(Tensor(Text(b"t"), [32, 1], 2, 0), HALF_INFINITY + bytes(16)),
         "not finite",
     ),
+    "a scale of scales that is infinite": (
+        _with_tensor(Tensor(Text(b"t"), [256, 1], 10, 0), bytes(80) + HALF_INFINITY * 2),
+        "not finite",
+    ),
     "floats that are none": (_with_tensor(Tensor(Text(b"t"), [1, 1], 0, 0), struct.pack("<f", math.nan)), "not finite"),
     "control characters in a name": (
         _gguf(lambda parts: setattr(parts.tensors[2], "name", Text(b"\x1b[2J\nx"))),
@@ -245,6 +249,7 @@ def test_an_error_is_one_line_whatever_is_in_it() -> None:
     told = str(InputError("tensor \x1b[31mx\n\ud800\u202e é is\ttoo large"))
     assert told == r"tensor \x1b[31mx \ud800\u202e é is too large"
     assert one_line("a" * 10_000 + "end").endswith("end") and len(one_line("a" * 10_000)) < 2_000
+    assert len(one_line("\0" * 10_000)) < 2_000
 
 
 def test_what_a_graph_says_of_its_products_is_cut_to_what_is_measured() -> None:
