@@ -147,8 +147,8 @@ SAFETENSORS_FAULTS = {
     "seventy dimensions": (_header(_one("I8", [1] * 70, [0, 1]), b"0"), "70 dimensions"),
     "no dimension": (_header(_one("F32", [], [0, 4]), bytes(4)), "0 dimensions"),
     "scales that are too large": (
-        _header(_two("I8", [1, 32], [0, 32], "F16", [1, 1], [32, 34]).replace('"b"', '"a.scales"'),
-                bytes([127] * 32) + struct.pack("<e", 65504.0)), "not finite"),
+        _header(_two("I8", [1, 32], [0, 32], "F32", [1, 1], [32, 36]).replace('"b"', '"a.scales"'),
+                bytes([127] * 32) + struct.pack("<f", 3e38)), "not finite"),
     "scales that are not finite": (
         _header(_two("I8", [1, 32], [0, 32], "F16", [1, 1], [32, 34]).replace('"b"', '"a.scales"'),
                 bytes(32) + HALF_INFINITY), "not finite"),
