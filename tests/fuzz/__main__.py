@@ -16,7 +16,7 @@ from .bench import memory_directory
 from .targets import names
 
 _COVERED = re.compile(r"^#\d+\s.*\bcov: (\d+)")
-_NOISE = re.compile(r"^(#\d|INFO: |Dictionary|\s*NEW_FUNC|W0000 |WARNING: All log)")
+_NOISE = re.compile(r"^(#\d|INFO: |Dictionary|\s*NEW_FUNC|W0000 |WARNING: (All log|Failed to find function))")
 
 
 def main() -> int:
