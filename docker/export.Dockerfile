@@ -6,8 +6,8 @@
 
 FROM python:3.12.12-slim-bookworm AS wheel
 WORKDIR /src
-COPY docker/requirements/build.txt /requirements/build.txt
-RUN python3 -m pip install --no-cache-dir --require-hashes -r /requirements/build.txt
+COPY requirements/build.txt /requirements/build.txt
+RUN python3 -m pip install --no-cache-dir --only-binary :all: --require-hashes -r /requirements/build.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY configs ./configs
 COPY systemd ./systemd
@@ -17,7 +17,7 @@ RUN python3 -m pip wheel --no-cache-dir --no-deps --no-build-isolation --no-inde
 
 FROM python:3.12.12-slim-bookworm AS venv
 RUN python3 -m venv /opt/edge-runtime
-COPY docker/requirements/export.txt /requirements/export.txt
+COPY requirements/export.txt /requirements/export.txt
 RUN /opt/edge-runtime/bin/python -m pip install --no-cache-dir --ignore-installed --only-binary :all: \
     --require-hashes -r /requirements/export.txt
 COPY --from=wheel /wheels /wheels

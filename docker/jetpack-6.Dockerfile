@@ -6,8 +6,8 @@ ARG BASE=nvcr.io/nvidia/l4t-jetpack:r36.4.0
 
 FROM python:3.12.12-slim-bookworm AS wheel
 WORKDIR /src
-COPY docker/requirements/build.txt /requirements/build.txt
-RUN python3 -m pip install --no-cache-dir --require-hashes -r /requirements/build.txt
+COPY requirements/build.txt /requirements/build.txt
+RUN python3 -m pip install --no-cache-dir --only-binary :all: --require-hashes -r /requirements/build.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY configs ./configs
 COPY systemd ./systemd
@@ -23,7 +23,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 # Sees TensorRT among the system's packages; all else is its own, whatever the base image brings along.
 RUN python3 -m venv --system-site-packages /opt/edge-runtime
-COPY docker/requirements/python3.10.txt /requirements/python3.10.txt
+COPY requirements/python3.10.txt /requirements/python3.10.txt
 RUN /opt/edge-runtime/bin/python -m pip install --no-cache-dir --ignore-installed --only-binary :all: \
     --require-hashes -r /requirements/python3.10.txt
 COPY --from=wheel /wheels /wheels

@@ -16,21 +16,18 @@ from typing import Any, Literal
 
 from .errors import BundleError, ConfigError, why
 from .files import read_text_at_most
+from .graph_data import leads_out
 from .schema import plain, structure
-from .soundness import refuse_unsound
+from .soundness import refuse_commands, refuse_unsound
 
-SCHEMA_VERSION = 1
-MANIFEST_NAME = "bundle.json"
-TARGET, DRAFT = "target", "draft"
-SELF, MTP, HEADS = "self", "mtp", "heads"
-"""Roles of drafters that live on their target: its own first layers, a multi-token drafter, parallel heads."""
+SCHEMA_VERSION, MANIFEST_NAME = 1, "bundle.json"
+TARGET, DRAFT, SELF, MTP, HEADS = "target", "draft", "self", "mtp", "heads"
+"""Roles; the last three live on their target: its own first layers, a multi-token drafter, parallel heads."""
 
-_HASH_CHUNK = 8 << 20
-_MOST_BYTES = 16 << 20  # of a manifest: that of a model of 60 layers has half a megabyte
+_HASH_CHUNK, _MOST_BYTES = 8 << 20, 16 << 20  # the latter of a manifest: of 60 layers it has half a megabyte
 _ITEM_BYTES = {"float32": 4, "float16": 2, "int8": 1}
 
-TREE_ROWS = 64
-"""Most rows of a forward that is a tree."""
+TREE_ROWS = 64  # at most, of a forward that is a tree
 
 
 def tree_bias(window: int | None) -> str:
@@ -355,6 +352,8 @@ def read_manifest(directory: Path) -> Manifest:
             raise BundleError(f"{directory} is not a bundle: it has no {MANIFEST_NAME}") from None
         raise BundleError(f"{path} cannot be read: {why(problem).removeprefix(f'{path}: ')}") from None
     _refuse_version(path, data.get("schema_version") if isinstance(data, dict) else None)
+    # Not of what it was made of: paths that somebody gave, and that nothing prints.
+    refuse_commands(path, "it", {key: value for key, value in data.items() if key not in ("recipe", "sources")})
     manifest = structure(Manifest, data, BundleError, str(path))
     refuse_unsound(path, manifest)
     return manifest
@@ -381,20 +380,21 @@ def verify_files(
 
 def size_problems(directory: Path, manifest: Manifest) -> tuple[str, ...]:
     """A line for each file that is missing or of another size; none for a manifest alone, of which plans are made."""
-    if not any((directory / entry.name).exists() for entry in manifest.files):
-        return ()
-    return tuple(file_problems(directory, manifest, hashes=False))
+    there = any((directory / entry.name).exists() for entry in manifest.files)
+    return tuple(file_problems(directory, manifest, hashes=False)) if there else ()
 
 
 def file_problems(
     directory: Path, manifest: Manifest, *, hashes: bool = True, progress: Callable[[int], None] | None = None
 ) -> Iterator[str]:
-    """One line for each file that is missing or altered."""
+    """One line for each file that is missing, altered, or not the whole of what would be read."""
     for entry in manifest.files:
         path = directory / entry.name
         if not path.is_file():
             yield f"{path}: missing from the bundle"
-        elif path.stat().st_size != entry.bytes:
-            yield f"{path}: {path.stat().st_size} bytes, but the manifest says {entry.bytes}"
+        elif (size := path.stat().st_size) != entry.bytes:
+            yield f"{path}: {size} bytes, but the manifest says {entry.bytes}"
         elif hashes and (found := file_sha256(path, progress)) != entry.sha256:
             yield f"{path}: sha256 {found[:16]}..., but the manifest says {entry.sha256[:16]}..."
+        elif reason := leads_out(path, {one.name for one in manifest.files}):
+            yield f"{path}: {reason}"

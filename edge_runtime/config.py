@@ -5,6 +5,7 @@ key that was meant.
 from __future__ import annotations
 
 import os
+import pwd
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -18,9 +19,10 @@ DEFAULT_SOCKET = "/run/edge-runtime/api.sock"
 LONGEST_SOCKET_PATH = 107
 """Bytes: what the kernel has room for."""
 _LONGEST_DRAFT = 63
+_LARGEST_UID = (1 << 32) - 1
 _LONGEST_NUMBER = 10**30
 _LENGTHS = ("auto", "prompt-length", "confidence")
-_SECTIONS = ("engine", "server", "limits", "budget")
+_SECTIONS = ("engine", "server", "limits", "isolation", "budget")
 _GIGABYTE = 1_000_000_000
 _UNITS = {
     "_mw": "milliwatts, a whole number as in 15000",
@@ -95,6 +97,21 @@ class LimitsConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class IsolationConfig:
+    """Whose prompts may make whose answers faster. Reloaded by SIGHUP, for requests to come."""
+
+    prefixes: Literal["shared", "private"] = "shared"
+    """``shared``: a prompt starts from what any user's prompts left, in whole blocks of ``reuse.BLOCK`` tokens, unless
+    either request has a ``cache_salt``. ``private``: from its own user's alone; over TCP from none without a salt."""
+    private_users: tuple[int | str, ...] = ()
+    """Uids or names for whom they are private whatever ``prefixes`` says; uids alone once it was read."""
+
+    def keeps_apart(self, client: int) -> bool:
+        """``client``: uid, or below 0."""
+        return self.prefixes == "private" or client in self.private_users
+
+
+@dataclass(frozen=True, slots=True)
 class BudgetConfig:
     """What the daemon may take of its board. Reloaded by SIGHUP but for where readings come from; memory counts at the
     next load."""
@@ -136,6 +153,7 @@ class Config:
     drain_s: float = 30.0
     """Seconds that running answers may still take after SIGTERM."""
     budget: BudgetConfig = field(default_factory=BudgetConfig)
+    isolation: IsolationConfig = field(default_factory=IsolationConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +192,8 @@ def read_config(path: Path, overrides: Overrides = Overrides()) -> Config:
     if config.engine.engines is not None:
         config = replace(config, engine=replace(config.engine, engines=_tidy(str(place / config.engine.engines))))
     _check(config, f"config {path}")
-    return config
+    users = tuple(_uid(one, f"config {path}") for one in config.isolation.private_users)
+    return replace(config, isolation=replace(config.isolation, private_users=users))
 
 
 def _check(config: Config, where: str) -> None:
@@ -219,6 +238,19 @@ def _check_ranges(ranges: dict[str, tuple[float | None, float, float]], where: s
         # Not the other way round: NaN is in no range.
         if value is not None and not low <= value <= high:
             raise ConfigError(f"{where}: {name} must be from {_shown(low)} to {_shown(high)}, not {_given(value)}")
+
+
+def _uid(user: int | str, where: str) -> int:
+    """Raises ``ConfigError``."""
+    key = f"{where}: isolation.private_users"
+    if isinstance(user, int):
+        if not 0 <= user < _LARGEST_UID:
+            raise ConfigError(f"{key}: a uid is from 0 to {_LARGEST_UID - 1}, not {_given(user)}")
+        return user
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except (KeyError, ValueError, UnicodeEncodeError):
+        raise ConfigError(f"{key}: no user {user!r} on this machine; a number is taken as a uid") from None
 
 
 def _check_budget(budget: BudgetConfig, where: str) -> None:

@@ -8,21 +8,33 @@ import codecs
 import errno
 import io
 import os
+import signal
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from .errors import EdgeError, did_you_mean
+from .quiet import keep_to_ourselves
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+LINE_EVERY_S = 20.0
+"""Between two lines of long work."""
 _INTERRUPTED = 128 + 2
+_ENDINGS = (signal.SIGTERM, signal.SIGHUP)
 _READER_LEFT = 128 + 13
 
+
+# A terminal obeys control characters, and a text is not to command it: they show as pictures of themselves.
+PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"}
+PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 
 _ALIKE = dict(zip("█▉▊▋▌▍▎▏▇▆▅▄▃▂▁…±×–—", "####=---#*+=-_.~~x--", strict=True)) | {"°": ""}
 """What stands for the pictures of our own output where the locale has no such characters."""
@@ -38,6 +50,11 @@ _EXTRAS = {
 """Which extra brings a package that a command may lack."""
 
 
+def shown(text: str) -> str:
+    """One line that a terminal shows and does not obey."""
+    return text.translate(PICTURES | dict.fromkeys((ord("\n"), ord("\t")), ord(" ")))
+
+
 def plain_console(width: int | None = None, *, stderr: bool = False) -> Console:
     """Prints what it is given: names and paths come from outside, and ``[/b]`` in one of them is no markup."""
     from rich.console import Console
@@ -45,11 +62,27 @@ def plain_console(width: int | None = None, *, stderr: bool = False) -> Console:
     return Console(width=width, stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
+class SlowLines:
+    """Long work where no person watches: a line on stderr now and then, and none of what is done before that."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._told_s = clock()
+
+    def tell(self, line: str, *, now: bool = False) -> None:
+        """``now``: whatever the time is."""
+        at_s = self._clock()
+        if now or at_s - self._told_s >= LINE_EVERY_S:
+            self._told_s = at_s
+            click.echo(shown(line), err=True)
+
+
 class OneLineErrors(click.Group):
     """A click group whose errors, its own included, are one line; ``EdgeError.exit_code``, or 2 for a wrong option."""
 
     def main(self, *args: Any, **extra: Any) -> NoReturn:
         extra["standalone_mode"] = False
+        keep_to_ourselves()
         unwritable = _open_streams()
         if isinstance(sys.stdout, io.TextIOWrapper):
             # A locale that lacks a character is no reason to lose the rest.
@@ -108,6 +141,28 @@ class OneLineErrors(click.Group):
 
 
 @contextmanager
+def ends_tidily() -> Iterator[None]:
+    """Inside, SIGTERM and SIGHUP end the process as Ctrl-C does, by an exception: what was begun is undone, folders and
+    processes of our own with it. A second one ends it at once. Where they are ignored, as under nohup, they stay so.
+    """
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        raise SystemExit(128 + number)
+
+    # Python lets the main thread alone say what a signal does.
+    here = threading.current_thread() is threading.main_thread()
+    numbers = [number for number in _ENDINGS if here and signal.getsignal(number) is signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
 def _reader_may_leave() -> Iterator[None]:
     """Whoever reads stdout goes away (a pager, head): its business, and one exit code whoever wrote. rich makes an exit
     of its own of it."""
@@ -154,5 +209,6 @@ def _leave_stdout() -> None:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    click.echo(f"error: {' '.join(message.split())}", err=True)
+    # Names in it come from outside: of files, of bundles, of checkpoints.
+    click.echo(f"error: {shown(' '.join(message.split()))}", err=True)
     sys.exit(code)

@@ -202,7 +202,7 @@ class Drafting:
             hidden=self._hidden(session),
             kv_len=session.kv_len,
             chance=chance,
-            client=session.client,
+            owner=session.owner,
         )
 
     def _ask(

@@ -64,6 +64,43 @@ def check_writable(path: Path) -> None:
         raise ConfigError(f"{path} cannot be written: {why(problem)}") from None
 
 
+def check_replaceable(path: Path) -> None:
+    """Whether another file may take its name, again and again: an ordinary one, and not the one that this process
+    prints to, whose text would be lost with it. Raises ``ConfigError``.
+    """
+    try:
+        found = path.stat()
+    except OSError:
+        return  # none is there yet
+    if not stat.S_ISREG(found.st_mode):
+        raise ConfigError(f"{path} cannot be written: it is no ordinary file, and this one is written again and again")
+    for stream in (1, 2):
+        try:
+            printed = os.path.samestat(found, os.fstat(stream))
+        except OSError:
+            continue  # closed
+        if printed:
+            raise ConfigError(f"{path} cannot be written: it is where this command prints to")
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Whole or not at all: a stop while writing leaves the file of before. A link stays one, and what is no ordinary
+    file (/dev/stdout) is written to and stays what it is. Raises ``OSError``.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
+    place = Path(os.path.realpath(path))
+    partial = place.with_name(f"{place.name}.part")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, place)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
 def check_directory_writable(path: Path) -> None:
     """The same of a directory, whether it is there or is to be made."""
     try:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from .budget import Activity, Budget, Limits, State, StepPower
 from .energy_model import EnergyModel
 from .lessons import FORGOTTEN_S, WINDOW_S, Heard, Interval, Lessons, averaged
+from .telemetry.plausible import impossible
 from .telemetry.sample import Sample
 from .thermal import ThermalEstimate, corrected, first_estimate
 from .throttling import ThrottleWatch, watched
@@ -42,6 +43,8 @@ _RESUME_S = 5.0
 """which lasts at least so long."""
 _CRITICAL_S = 5.0
 """For so long nothing may be allowed before the state is called critical; steps wait at once."""
+_AHEAD_S = 1.0
+"""A reading of times to come is none: it would pass for a fresh one until then, and hide all that come."""
 _HEAT = "temperature"
 _NEAR = 0.03
 """Between a cap and what the heat allows."""
@@ -95,7 +98,9 @@ def govern(
     """
     if limits.power_mw is None and limits.temperature_c is None:
         return Budget(), _turned(replace(memory, power=None), "unmonitored", Budget().reason, now_s)
-    if sample is not None and (memory.sample_s is None or sample.time_s > memory.sample_s):
+    if memory.sample_s is not None and memory.sample_s - now_s > _AHEAD_S:
+        memory = GovernorMemory()  # the clock went back: nothing that was kept has a time any more
+    if sample is not None and _teaches(memory, sample, now_s):
         memory = _heard(memory, limits, sample, activity, now_s)
     blind = _blind(memory, limits, now_s)
     if blind:
@@ -109,6 +114,14 @@ def govern(
     memory = replace(memory, reached=reached)
     now_w = min(heat_w, _paid_back(memory, cap_w), reached[1])
     return _decided(memory, limits, _Allowed(min(heat_w, cap_w), now_w, cause), now_s)
+
+
+def _teaches(memory: GovernorMemory, sample: Sample, now_s: float) -> bool:
+    """Whether it is new, and what a board can say: sources clean what they read, but a limit must not hang on that."""
+    if memory.sample_s is not None and sample.time_s <= memory.sample_s:
+        return False
+    # Not the other way round: NaN is no time. What nothing is learnt from may be wrong.
+    return sample.time_s - now_s <= _AHEAD_S and not impossible(replace(sample, fan=None, memory=None, rails=()))
 
 
 def _heard(memory: GovernorMemory, limits: Limits, sample: Sample, activity: Activity, now_s: float) -> GovernorMemory:

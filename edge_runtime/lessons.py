@@ -106,7 +106,8 @@ def averaged(
         lessons.most_w if wide is not None else max(lessons.most_w, min(mean_w, heard.reached_w)),
         _doubt(energy, working, heard.cap_w),
         alike,
-        _recent((*lessons.excess, (seconds, mean_w - heard.cap_w))),
+        # Without a cap there is no excess, and none that would make up for one behind it.
+        () if heard.cap_w == math.inf else _recent((*lessons.excess, (seconds, mean_w - heard.cap_w))),
     )
 
 

@@ -29,6 +29,7 @@ from .engines.engine_record import ENGINE_DIRECTORY
 from .engines.opening import Backend, BuiltEngines, GraphMode, chosen_backend, open_engine
 from .engines.ort_settings import OrtSettings
 from .engines.protocol import Engine
+from .engines.row_check import refuse_unlike_rows
 from .errors import BundleError, ConfigError, InputError, why
 from .needs import Load, needs
 from .text.chat import ChatTemplate
@@ -277,7 +278,8 @@ def load_of(manifest: Manifest, settings: LoadSettings, directory: Path | None =
 
 
 def load_bundle(directory: Path, settings: LoadSettings) -> LoadedBundle:
-    """Raises ``BundleError`` for a missing, altered or foreign bundle, ``ConfigError`` for settings beyond it."""
+    """Raises ``BundleError`` for a missing, altered or foreign bundle, ``ConfigError`` for settings beyond it or beyond
+    what this machine can promise."""
     started = time.perf_counter()
     manifest = read_manifest(directory)
     # Before the hashes, which can take a minute: a slip in an option is told at once.
@@ -307,6 +309,8 @@ def load_bundle(directory: Path, settings: LoadSettings) -> LoadedBundle:
     with ExitStack() as opened:
         target = open_engine(directory, manifest, TARGET, backend, engine_settings, built=built)
         opened.callback(target.close)
+        if settings.deterministic:
+            refuse_unlike_rows(target, load.head_rows)
         drafting: dict[str, Engine] = {}
         for role in roles:
             drafting[role] = _draft_engine(directory, manifest, role, backend, engine_settings, target, built)

@@ -16,11 +16,19 @@ import click
 from click.core import ParameterSource
 
 from .errors import ConfigError
-from .files import check_directory_writable, check_writable
+from .files import check_directory_writable, check_replaceable, check_writable
+
+
+class Whole(click.IntRange):
+    """A whole number, within bounds that may be left out; click's own is an "integer range" to whoever reads of it."""
+
+    name = "integer"
 
 
 class Finite(click.FloatRange):
     """A float that is a number, within bounds that may be left out."""
+
+    name = "number"
 
     def __init__(
         self, low: float | None = None, high: float | None = None, unit: str = "", *, above: bool = False
@@ -75,6 +83,18 @@ class Written(Place):
         path = super().convert(value, param, ctx)
         try:
             check_writable(path)
+        except ConfigError as problem:
+            self.fail(str(problem), param, ctx)
+        return path
+
+
+class Kept(Written):
+    """A file that is written again and again, whole each time: another one takes its name."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = super().convert(value, param, ctx)
+        try:
+            check_replaceable(path)
         except ConfigError as problem:
             self.fail(str(problem), param, ctx)
         return path

@@ -21,6 +21,7 @@ from .errors import InputError, PromptTooLong
 from .health import Drafted
 from .ledger import TextState
 from .repetition import LEAST_SPAN
+from .reuse import ONE, Owner
 from .sampling import SamplingParams
 from .shaper import shaper_for
 from .shaping import ShapingParams
@@ -201,8 +202,8 @@ class Session:
     """Tokens, their log-probabilities, and how far the target's cache has them."""
 
     __slots__ = (
-        "_buffer", "_logprobs", "choosing", "client", "drafting", "eos_ids", "finish_reason", "kv_len", "length",
-        "limit", "max_draft_tokens", "params", "policy", "predicting", "prediction", "prefill_s", "prompt_len",
+        "_buffer", "_logprobs", "choosing", "drafting", "eos_ids", "finish_reason", "kv_len", "length", "limit",
+        "max_draft_tokens", "owner", "params", "policy", "predicting", "prediction", "prefill_s", "prompt_len",
         "repeat_limit", "repetition", "rng", "seed", "shaper", "slot", "threshold", "top_logprobs", "totals",
         "warming",
     )  # fmt: skip
@@ -227,7 +228,7 @@ class Session:
         prediction: Sequence[int] | Ids | None = None,
         max_draft_tokens: int | None = None,
         repeat_limit: int | None = None,
-        client: int = 0,
+        owner: Owner = ONE,
     ) -> None:
         """``info`` is the target's. ``max_tokens`` ``None``: as many as the context holds.
 
@@ -236,7 +237,7 @@ class Session:
         ``top_logprobs``: alternatives that each token comes with, and its log-probability is then the model's own.
         ``prediction``: what the text may turn out to be; drafts. ``max_draft_tokens``: most of K, 0 for plain decoding.
         ``repeat_limit``: the text ends once so many tokens at its end only repeat themselves.
-        ``client``: whose text it is, which only that one's later texts may be drafted from.
+        ``owner``: whose text it is, which only that one's later texts may be drafted from.
         Prompt and text together never exceed the capacity. Raises ``InputError``, ``PromptTooLong``.
         """
         ids = _checked_prompt(info, prompt)
@@ -263,7 +264,7 @@ class Session:
         self.top_logprobs = top_logprobs
         self.max_draft_tokens = max_draft_tokens
         self.repeat_limit = repeat_limit
-        self.client = client
+        self.owner = owner
         self.prediction = None if prediction is None else Prediction(prediction, info.vocab_size)
         self._begin(info)
 

@@ -6,6 +6,7 @@ anything else could fail.
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,9 @@ _MOST_BYTES = 1 << 44
 _BITS = (4, 8, 16, 32)
 _SHOWN_DIGITS = 20
 _LONGEST_NAME = 200
+_SHOWN_CHARACTERS = 60
+_NOT_SHOWN = ("Cc", "Cs", "Zl", "Zp")
+"""Of Unicode: control characters, halves of surrogates, ends of lines and paragraphs."""
 
 _Range = tuple[str, int, int, int]
 """(what, its value, least, most)."""
@@ -47,6 +51,24 @@ def refuse_unsound(path: Path, manifest: Manifest) -> None:
     _refuse_blind_target(path, manifest.models[_TARGET])
     for role, model in manifest.models.items():
         _refuse_ill_fitting(path, role, model, manifest.models[_TARGET])
+
+
+def refuse_commands(path: Path, what: str, data: object) -> None:
+    """Characters that a terminal obeys, ends a line at or cannot show, in any text of ``data``, keys among them: names
+    of a bundle are printed, logged and sent by what has no cause to doubt them. ``data``: as JSON has it. Raises
+    ``BundleError``.
+    """
+    if isinstance(data, str):
+        bad = next((one for one in data if unicodedata.category(one) in _NOT_SHOWN), None)
+        if bad is not None:
+            raise BundleError(f"{path}: {what} holds {bad!a}, which no name has: {data[:_SHOWN_CHARACTERS]!a}")
+    elif isinstance(data, dict):
+        for key, value in data.items():
+            refuse_commands(path, "a key", key)
+            refuse_commands(path, str(key), value)
+    elif isinstance(data, list):
+        for value in data:
+            refuse_commands(path, what, value)
 
 
 def _refuse_unlisted(path: Path, manifest: Manifest) -> None:

@@ -8,7 +8,7 @@
 import http from "node:http";
 
 const [prompt, most = "64"] = process.argv.slice(2);
-if (prompt === undefined || !/^[0-9]+$/.test(most)) fail("usage: complete.mjs PROMPT [MAX_TOKENS]", 2);
+if (!prompt || !/^[0-9]+$/.test(most)) fail("usage: complete.mjs PROMPT [MAX_TOKENS]", 2);
 
 const request = http.request({
   socketPath: process.env.EDGE_RUNTIME_SOCKET ?? "/run/edge-runtime/api.sock",

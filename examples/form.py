@@ -156,6 +156,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--budget-ms", type=int, default=2000, help="of a turn, from its request to its answer")
     parser.add_argument("--max-tokens", type=int, default=96, help="of a turn")
     given = parser.parse_args(arguments)
+    if given.budget_ms < 1 or given.max_tokens < 1:
+        parser.error("--budget-ms and --max-tokens are 1 or more")
     try:
         with Client() as client:
             client.health()  # is there one?

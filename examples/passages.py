@@ -42,10 +42,10 @@ class Embedder(Protocol):
 
 
 def load_embedder() -> Embedder:
+    # Importing it turns on the log of the whole program, every HTTP request included; not where that is set up already.
+    logging.basicConfig(level=logging.WARNING)
     import wordllama
 
-    # Importing it turns on the log of the whole program, every HTTP request included.
-    logging.getLogger().setLevel(logging.WARNING)
     # Its package has the files laid out as its cache would: told that this is the cache, it looks no further.
     return wordllama.WordLlama.load(cache_dir=Path(wordllama.__file__).parent, disable_download=True)
 

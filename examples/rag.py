@@ -5,6 +5,7 @@
     python examples/rag.py docs "What happens when memory runs out?" "Who may use the socket?"
 
 What it shows:
+- Retrieval by meaning and by words; what both found is ranked again: by its places in them, then for what is new.
 - Retrieval overlaps generation: the instructions are prefilled while the index is made, and the next question's
   passages are looked up while this one's answer streams.
 - Prefix reuse: passages that the last prompt had keep their place at its start, so the daemon has them in its cache.
@@ -144,6 +145,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if not given.folder.is_dir():
         parser.error(f"{given.folder} is no folder")
+    if not all(question.strip() for question in given.questions):
+        parser.error("a question is empty")
+    if given.passages < 1:
+        parser.error("--passages is 1 or more")
     try:
         with Client() as client:
             client.health()  # before an index is made for nobody

@@ -206,6 +206,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--notable", default=NOTABLE, help="a regular expression; case is of no account")
     parser.add_argument("--until-idle", type=float, metavar="SECONDS", help="end when nothing came for so long")
     given = parser.parse_args(arguments)
+    if given.file.exists() and not (given.file.is_file() or given.file.is_fifo()):
+        parser.error(f"{given.file} is no file")
+    if given.until_idle is not None and not 0.0 <= given.until_idle < 1e9:
+        parser.error(f"--until-idle is a number of seconds, not {given.until_idle}")
     try:
         re.compile(given.notable)
     except re.error as problem:

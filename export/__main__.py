@@ -12,10 +12,10 @@ from rich.table import Table
 
 from edge_runtime import __version__
 from edge_runtime.bundle import TARGET, Manifest, file_problems, read_manifest, verify_files
-from edge_runtime.console import OneLineErrors, plain_console
+from edge_runtime.console import OneLineErrors, ends_tidily, plain_console
 from edge_runtime.errors import BundleError, ConfigError
 from edge_runtime.files import read_text_at_most
-from edge_runtime.parameters import Place, Word, Written
+from edge_runtime.parameters import Place, Whole, Word, Written
 from edge_runtime.schema import structure
 
 from .heads_command import fit_heads
@@ -38,7 +38,21 @@ _OVERRIDES = (
 )
 
 
-@click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})
+class _Export(OneLineErrors):
+    """Every command here makes temporary folders, of gigabytes at times: a signal that ends it leaves none behind."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Each with its first sentence, which click cuts off at the end of a line."""
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, one.get_short_help_str(1000)) for name, one in commands if one is not None])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with ends_tidily():
+            return super().invoke(ctx)
+
+
+@click.group(cls=_Export, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="edge-export")
 def main() -> None:
     """Turn Gemma checkpoints into bundles for edge-runtime."""
@@ -233,7 +247,7 @@ def recipe_command(explained: bool) -> None:
 )
 @click.option(
     "--max-context",
-    type=click.IntRange(1),
+    type=Whole(1),
     metavar="N",
     help="Longest context the bundle can serve." + _default("max_context"),
 )

@@ -58,6 +58,9 @@ def exporter() -> str:
 def build_bundle(recipe: ExportRecipe, progress: Progress, *, overwrite: bool = False) -> Manifest:
     """Export; the bundle at ``recipe.output`` is complete or untouched. Raises ``InputError`` kinds, one line each."""
     place = free_place(Path(recipe.output), overwrite=overwrite)
+    name = recipe.name or place.name
+    if not name.isprintable():
+        raise ConfigError(f"name: {name!r} holds characters that cannot be shown, and no bundle may be named so")
     # Everything that can be refused is refused here: what follows takes minutes for a large model.
     target = open_checkpoint(Path(recipe.source))
     if recipe.max_context > target.config.max_position:
@@ -77,7 +80,7 @@ def build_bundle(recipe: ExportRecipe, progress: Progress, *, overwrite: bool = 
         shutil.copyfile(_NOTICE, directory / LICENCE_FILE)
         manifest = Manifest(
             schema_version=SCHEMA_VERSION,
-            name=recipe.name or place.name,
+            name=name,
             family=target.config.family,
             models=models,
             tokenizer=TokenizerEntry(

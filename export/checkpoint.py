@@ -23,7 +23,7 @@ from export import gemma4_config
 from export.gguf_blocks import KINDS, Bytes, Floats, dequantise, row_bytes
 from export.gguf_file import GgufFile, Span, open_gguf
 from export.model_config import GemmaConfig
-from export.safetensors_file import SafetensorsFile, open_shards, read_json
+from export.safetensors_file import PICKLED, SafetensorsFile, is_pickle, open_shards, read_json
 
 _HF_PREFIXES = ("model.language_model.", "language_model.model.", "model.", "")
 _HF_HEADS = ("lm_head.weight", "language_model.lm_head.weight", "model.lm_head.weight")
@@ -140,6 +140,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
         raise CheckpointError(f"{path}: no such checkpoint")
     if path.suffix == ".safetensors":
         raise CheckpointError(f"{path}: give the directory that holds it and config.json")
+    if is_pickle(path):
+        raise CheckpointError(f"{path}: {PICKLED.format(path.name)}")
     return gguf_checkpoint(open_gguf(path))
 
 

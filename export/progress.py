@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from edge_runtime.console import SlowLines, plain_console
 
 ProgressCall = Callable[[str, int, int], None]
 """(stage, done, total); what stands behind a colon in the stage is news about it."""
@@ -14,10 +15,14 @@ ProgressCall = Callable[[str, int, int], None]
 
 @contextmanager
 def progress_bars() -> Iterator[ProgressCall]:
-    """One bar per stage, on stderr; silent where stderr is no terminal."""
+    """One bar per stage, on stderr; a line now and then where that is no terminal."""
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    console = Console(stderr=True, markup=False, emoji=False)
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
+    console = plain_console(stderr=True)
+    if not console.is_terminal:
+        lines = SlowLines()
+        yield lambda what, done, total: lines.tell(f"{what}: {100 * done // max(total, 1)}%")
+        return
+    with Progress(*columns, console=console) as bars:
         tasks: dict[str, TaskID] = {}
 
         def report(what: str, done: int, total: int) -> None:

@@ -29,7 +29,12 @@ class Reference:
         kind = getattr(torch, dtype)
         if checkpoint.kind == "safetensors":
             model = transformers.AutoModelForCausalLM.from_pretrained(
-                checkpoint.path, dtype=kind, attn_implementation="eager", local_files_only=True
+                checkpoint.path,
+                dtype=kind,
+                attn_implementation="eager",
+                local_files_only=True,
+                use_safetensors=True,
+                trust_remote_code=False,
             )
         else:
             model = _fresh_model(checkpoint).to(kind)

@@ -29,6 +29,7 @@ _MOST_JSON_BYTES = 1 << 26
 """Twice a ``tokenizer.json`` of 262,144 pieces."""
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+PICKLED = "{} is a pickle, a program that runs when it is read; save its weights as safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +95,15 @@ def open_shards(directory: Path) -> list[SafetensorsFile]:
     single = directory / _SINGLE
     paths = [single] if single.is_file() else sorted(directory.glob("*.safetensors"))
     if not paths:
-        raise CheckpointError(f"{directory}: no *.safetensors file there")
+        pickled = next((path for path in sorted(directory.iterdir()) if is_pickle(path)), None)
+        reason = "" if pickled is None else f": {PICKLED.format(pickled.name)}"
+        raise CheckpointError(f"{directory}: no *.safetensors file there{reason}")
     return [open_safetensors(path) for path in paths]
+
+
+def is_pickle(path: Path) -> bool:
+    """Whether a checkpoint of torch's has such a name."""
+    return path.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
 def _indexed(directory: Path, index_path: Path) -> list[SafetensorsFile]:

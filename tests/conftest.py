@@ -7,6 +7,7 @@ import os
 # Before anything imports numpy, torch or tokenizers: each reads these once.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # of the tests' own sessions; what ours say by themselves is tested
 # There is a worker for each core.
 os.environ.setdefault("OMP_NUM_THREADS", "1" if "PYTEST_XDIST_WORKER" in os.environ else "2")
 # Where there are more, threads that spin while they wait for each other cost tenfold where others work as well.

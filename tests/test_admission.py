@@ -158,6 +158,28 @@ def test_a_newcomer_neither_waits_for_the_past_nor_makes_others_wait() -> None:
     assert turns.next() == 1
 
 
+@pytest.mark.parametrize("streams", [1, 2])
+def test_answers_of_one_turn_that_follow_one_another_keep_nobody_waiting(streams: int) -> None:
+    """A queue full of them, as of a program that sorts by one token each, and a long answer beside it."""
+    turns, had = Turns(), {"long": 0, "short": 0}
+    turns.join(0, 0)
+    turns.charge(0, 0.2)  # of its prompt
+    present = [turns.join(number, 0) or number for number in range(1, streams + 1)]
+    newest = streams
+    for _ in range(300):
+        number = turns.next()
+        assert number is not None
+        turns.charge(number, 0.01)
+        had["long" if number == 0 else "short"] += 1
+        if number:
+            present.remove(number)
+            turns.leave(number)
+            newest += 1
+            turns.join(newest, 0)
+            present.append(newest)
+    assert had["long"] >= 300 / (streams + 1) - 25, had
+
+
 def test_tokens_per_second_are_those_of_the_last_seconds() -> None:
     tally = Tally()
     assert tally.speed(100.0).tokens_per_s == 0.0

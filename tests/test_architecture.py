@@ -24,10 +24,11 @@ FILE_LINES, FUNCTION_LINES = 400, 60
 
 # A module imports its own row and the rows above it.
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"", "errors", "schema", "bundle", "console", "files", "parameters", "plain_yaml", "soundness"}),
+    frozenset({"", "errors", "schema", "bundle", "console", "files", "parameters", "soundness", "graph_data", "quiet"}
+    | frozenset({"wire", "plain_yaml"})),
     frozenset({"acceptance", "budget", "sampling", "shaping", "noise", "cost", "estimate", "ledger", "repetition"})
     | frozenset({"boards", "calibration", "choice", "health", "memory", "resident", "row_cost", "status", "tree"})
-    | frozenset({"needs", "feeding", "energy_model", "lessons", "pacing", "pressure", "thermal"}),
+    | frozenset({"needs", "feeding", "energy_model", "lessons", "pacing", "pressure", "reuse", "thermal"}),
     frozenset({"governor", "throttling", "engines", "telemetry", "config", "text"}),
     frozenset({"drafters", "drafting", "session", "shaper", "decoder", "verification", "generation", "testing"})
     | frozenset({"simulator", "warmup"}),
@@ -39,7 +40,7 @@ LAYERS: tuple[frozenset[str], ...] = (
 # Of the runtime, export sees what a bundle is (and its command line how both of them ask and fail).
 EXPORT_SEES = frozenset({"", "bundle", "errors", "files", "plain_yaml", "schema"})
 EXPORT_COMMAND_LINE = ("export/__main__.py", "export/heads_command.py", "export/training/command.py")
-EXPORT_COMMAND_LINE += ("export/quality_command.py",)
+EXPORT_COMMAND_LINE += ("export/quality_command.py", "export/progress.py")
 COMMAND_LINE_SEES = frozenset({"console", "parameters"})
 # What runs bundles may see more.
 EXPORT_RUNS_BUNDLES = ("export/parity.py", "export/twin_parity.py", "export/quality.py")

@@ -20,6 +20,7 @@ from edge_runtime.bench.protocol.run import Bench
 from edge_runtime.cli import bench_protocol, bench_rivals, main
 from edge_runtime.errors import InputError
 from edge_runtime.resident import Resident
+from edge_runtime.text.tokenizer import Tokenizer
 
 OPTIONS = ("--threads", "1", "--tokens", "16", "--rounds", "2", "--no-sampled", "--lengths", "4,80")
 
@@ -125,6 +126,14 @@ def test_peers_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
                   "first in peak memory", "first in ttft on a repeated prefix of 40 tokens"):  # fmt: skip
         assert words in " ".join(found.stdout.split())
     assert "2 rounds: about " in found.stderr and max(map(len, found.stdout.splitlines()[:8])) <= 100
+
+
+def test_no_two_rounds_of_rivals_begin_alike() -> None:
+    """A program that keeps prefixes would have read a prompt already that comes again."""
+    tokenizer = Tokenizer(tiny.bundle() / "tokenizer.model")
+    plan = bench_rivals._plan(tokenizer, {"rounds": 9, "tokens": 8, "threads": 1, "patience": 1.0})
+    for kind in zip(*plan.questions, strict=True):
+        assert len({one.ids[:16] for one in kind}) == len({one.name for one in kind}) == 10
 
 
 @pytest.mark.parametrize(

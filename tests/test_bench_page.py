@@ -96,6 +96,11 @@ def test_it_needs_nothing_else(html: str) -> None:
     assert policy is not None and policy.startswith("default-src 'none'")
 
 
+def test_the_machine_stands_ahead_of_every_figure(html: str, report: Report) -> None:
+    header = html.partition("<main>")[0]
+    assert next(iter(report.settings.machine.values())) in header and f"{report.settings.threads} threads" in header
+
+
 def test_what_the_model_wrote_is_text(html: str) -> None:
     outline = Outline(html)
     assert runs.EVIL in outline.text_of("pre") and "<script" not in html

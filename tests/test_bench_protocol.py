@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -363,3 +364,13 @@ def test_a_report_comes_back_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "odd.json").write_text(as_json(runs.report()).replace('"ttft_s"', '"ttfts"'), encoding="utf-8")
     with pytest.raises(ConfigError, match="ttft"):
         read_report(tmp_path / "odd.json")
+    whole = as_json(runs.report())
+    for figure in ("NaN", "Infinity", "-Infinity", "1e999"):
+        (tmp_path / "odd.json").write_text(re.sub(r'"tpot_s":[0-9.e-]+', f'"tpot_s":{figure}', whole, count=1))
+        with pytest.raises(ConfigError, match="not a JSON file"):
+            read_report(tmp_path / "odd.json")
+    for name in ("whole_s", "ttft_s", "tpot_s"):
+        for figure in ("0.0", "-1.0"):
+            (tmp_path / "odd.json").write_text(re.sub(rf'"{name}":[0-9.e-]+', f'"{name}":{figure}', whole, count=1))
+            with pytest.raises(ConfigError, match=r"answers\[0\] took no time"):
+                read_report(tmp_path / "odd.json")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from edge_runtime.bundle import (
 )
 from edge_runtime.errors import BundleError, ConfigError, InputError
 from edge_runtime.schema import structure
+from edge_runtime.wire import encode
 
 FILES = ("target.body.onnx", "target.head.onnx", "target.readout.onnx", "target.weights", "tokenizer.model", "NOTICE")
 
@@ -30,7 +32,8 @@ FILES = ("target.body.onnx", "target.head.onnx", "target.readout.onnx", "target.
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
     for name in FILES:
-        (tmp_path / name).write_bytes(name.encode() * 50)
+        # Of a graph, the field that says who made it.
+        (tmp_path / name).write_bytes(encode([(2, name.encode() * 50)]))
     entries = tuple(FileEntry(n, (tmp_path / n).stat().st_size, file_sha256(tmp_path / n)) for n in FILES)
     model = Model(
         body=FILES[0], head=FILES[1], readout=FILES[2], screen=None, weights=(FILES[3],), table=(), precision="fp32",
@@ -139,6 +142,100 @@ def test_a_file_outside_the_bundle_is_refused(bundle: Path, name: str) -> None:
     _edit(bundle, files=[*entries, {"name": name, "bytes": 1, "sha256": ""}])
     with pytest.raises(BundleError, match="leaves the bundle"):
         read_manifest(bundle)
+
+
+def _graph(*locations: str) -> bytes:
+    """A model whose tensors lie elsewhere: an initializer, a constant of a node, and one in a branch of a branch."""
+    tensors = [encode([(13, encode([(1, b"location"), (2, one.encode())])), (14, 1)]) for one in locations]
+    plain, constant, branch = (*tensors, b"", b"", b"")[:3]
+    inner = encode([(1, encode([(5, encode([(6, encode([(5, branch)]))]))]))])
+    graph = encode([(5, plain), (1, encode([(5, encode([(5, constant)]))])), (1, encode([(5, encode([(11, inner)]))]))])
+    return encode([(7, graph)])
+
+
+def _replace(bundle: Path, name: str, data: bytes) -> None:
+    """As whoever hands on a bundle of his own would: sizes and hashes are right."""
+    (bundle / name).write_bytes(data)
+    entries = json.loads((bundle / MANIFEST_NAME).read_text())["files"]
+    for entry in entries:
+        entry["bytes"], entry["sha256"] = (bundle / entry["name"]).stat().st_size, file_sha256(bundle / entry["name"])
+    _edit(bundle, files=entries)
+
+
+@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize(
+    "location",
+    ["../outside", "/etc/passwd", "NOTICE/../../x", "sub/target.weights", "unlisted", "", "*/_ORT_MEM_ADDR_/*"],
+)
+def test_graphs_take_data_from_listed_files_alone(bundle: Path, location: str, place: int) -> None:
+    named = ["target.weights"] * 3
+    _replace(bundle, "target.body.onnx", _graph(*named))
+    verify_files(bundle, read_manifest(bundle))
+    (bundle / "unlisted").write_bytes(b"x")
+    named[place] = location
+    _replace(bundle, "target.body.onnx", _graph(*named))
+    with pytest.raises(BundleError, match=rf"takes data from '{re.escape(location)}', which is no listed file"):
+        verify_files(bundle, read_manifest(bundle), hashes=False)
+
+
+@pytest.mark.parametrize("data", [b"\xff" * 20, b"\x0b\x0c", encode([(7, b"\x0a\xff")])])
+def test_what_cannot_be_read_is_no_graph(bundle: Path, data: bytes) -> None:
+    """An engine may be more patient: it would read what was not looked at."""
+    _replace(bundle, "target.body.onnx", data)
+    with pytest.raises(BundleError, match="no graph of ONNX"):
+        verify_files(bundle, read_manifest(bundle))
+
+
+def test_graphs_within_graphs_without_end(bundle: Path) -> None:
+    data = encode([(1, b"")])
+    for _ in range(2000):
+        data = encode([(1, encode([(5, encode([(6, data)]))]))])
+    _replace(bundle, "target.body.onnx", encode([(7, data)]))
+    with pytest.raises(BundleError, match="nested too deeply"):
+        verify_files(bundle, read_manifest(bundle))
+
+
+def test_links_that_lead_out_of_a_bundle(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    weights, elsewhere = bundle / "target.weights", tmp_path_factory.mktemp("elsewhere") / "weights"
+    weights.rename(elsewhere)
+    weights.symlink_to(elsewhere)
+    with pytest.raises(BundleError, match="a link that leads out of the bundle"):
+        verify_files(bundle, read_manifest(bundle))
+    weights.unlink()
+    elsewhere.rename(bundle / "once")
+    weights.symlink_to("once")
+    verify_files(bundle, read_manifest(bundle))
+    # The directory itself may be one.
+    link = elsewhere.parent / "bundle"
+    link.symlink_to(bundle)
+    verify_files(link, read_manifest(link))
+
+
+@pytest.mark.parametrize("character", ["\x1b", "\n", "\x7f", "\x9b", "\u2028", "\ud800"])
+def test_a_name_that_commands_a_terminal_is_refused_wherever_it_stands(bundle: Path, character: str) -> None:
+    """Names are printed, logged and sent by all that reads a bundle; here all of them go through."""
+    whole = (bundle / MANIFEST_NAME).read_text()
+    evil = f"a{character}[31mb"
+    data = json.loads(whole)
+    target, entries = data["models"]["target"], data["files"]
+    edits: list[dict[str, Any]] = [
+        {"name": evil},
+        {"family": evil},
+        {"exporter": evil},
+        {"notes": ["fine", evil]},
+        {"models": {"target": target, evil: target}},
+        {"models": {"target": {**target, "body": evil}}},
+        {"files": [{**entries[0], "name": evil}, *entries[1:]]},
+        {evil: 1},
+    ]
+    for edit in edits:
+        _edit(bundle, **edit)
+        with pytest.raises(BundleError) as caught:
+            read_manifest(bundle)
+        assert str(caught.value).isprintable() and "which no name has" in str(caught.value)
+        (bundle / MANIFEST_NAME).write_text(whole)
+    _edit(bundle, recipe={"source": evil}, name="Gemma für 圖 \U0001f600")  # what it was made of is printed nowhere
+    read_manifest(bundle)
 
 
 def test_a_file_that_is_used_must_be_listed(bundle: Path) -> None:

@@ -10,7 +10,16 @@ import yaml
 
 from edge_runtime.boards import BOARDS
 from edge_runtime.budget import Limits
-from edge_runtime.config import BudgetConfig, Config, EngineConfig, LimitsConfig, Overrides, ServerConfig, read_config
+from edge_runtime.config import (
+    BudgetConfig,
+    Config,
+    EngineConfig,
+    IsolationConfig,
+    LimitsConfig,
+    Overrides,
+    ServerConfig,
+    read_config,
+)
 from edge_runtime.errors import ConfigError
 from edge_runtime.server.preparing import limits_of, settings_of
 
@@ -48,6 +57,7 @@ server: {socket: /s, mode: "0600", group: g, tcp: "[::1]:80", max_body_bytes: 10
 limits: {queue: 1, queue_per_client: 2, running_per_client: 3, max_tokens: 4, deadline_s: 5}
 budget: {memory_gb: 1.5, reserve_gb: 0.25, power_mw: 15000, temperature_c: 80, stale_s: 2, blind_draft_tokens: 1,
          blind_duty: 0.25, telemetry: replay, interval_s: 0.1, recording: /r}
+isolation: {prefixes: private, private_users: [7, root]}
 drain_s: 0
 """
     engine = EngineConfig(100, 2, 3, True, "full", "cuda", "lookup", 3, "greedy", 1024, True, False, "reference", "/e",
@@ -55,9 +65,16 @@ drain_s: 0
     server = ServerConfig("/s", "0600", "g", "[::1]:80", 1024, 2048, 5, 1.0, 2.5)
     budget = BudgetConfig(1.5, 0.25, 15000, 80.0, 2.0, 1, 0.25, "replay", 0.1, "/r")
     limits = LimitsConfig(1, 2, 3, 4, 5.0)
-    assert read_config(written(tmp_path, text)) == Config("/b", engine, server, limits, 0.0, budget)
+    isolation = IsolationConfig("private", (7, 0))
+    assert read_config(written(tmp_path, text)) == Config("/b", engine, server, limits, 0.0, budget, isolation)
     assert (budget.memory_bytes, budget.reserve_bytes) == (1_500_000_000, 250_000_000)
     assert budget.limits == Limits(15000, 80.0, 2.0, 1, 0.25)
+
+
+def test_who_is_kept_apart() -> None:
+    assert not any(IsolationConfig().keeps_apart(client) for client in (-1, 0, 7))
+    assert all(IsolationConfig("private").keeps_apart(client) for client in (-1, 0, 7))
+    assert [IsolationConfig(private_users=(7,)).keeps_apart(client) for client in (-1, 0, 7)] == [False, False, True]
 
 
 def test_paths_are_relative_to_the_file_and_overrides_to_where_one_stands(
@@ -138,6 +155,11 @@ def test_a_path_through_a_link_leads_where_the_system_says(tmp_path: Path) -> No
         ("bundle: b\nlimits: {deadline_s: .inf}\n", "limits.deadline_s must be from 0.001 to 1000000, not inf"),
         ("bundle: b\nlimits: {deadline_s: .nan}\n", "limits.deadline_s must be"),
         ("bundle: b\ndrain_s: -1\n", "drain_s must be"),
+        ("bundle: b\nisolation: {prefixes: privat}\n", "not 'privat' (did you mean 'private'?)"),
+        ("bundle: b\nisolation: {private_users: [-1]}\n", "a uid is from 0 to 4294967294, not -1"),
+        ("bundle: b\nisolation: {private_users: [nosuchuser]}\n", "no user 'nosuchuser' on this machine"),
+        ('bundle: b\nisolation: {private_users: ["\\0"]}\n', "isolation.private_users: no user"),
+        ("bundle: b\nisolation: {private_users: ada}\n", "isolation.private_users: expected array, got str"),
         ("bundle: b\nbudget: {memory: 3}\n", "unknown key 'memory' (did you mean 'memory_gb'?)"),
         ("bundle: b\nbudget: {memory_gb: 0}\n", "budget.memory_gb must be from 0.1 to 1024, not 0"),
         ("bundle: b\nbudget: {memory_gb: .nan}\n", "budget.memory_gb must be"),

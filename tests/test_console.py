@@ -48,6 +48,11 @@ def _lacking(name: str) -> None:
     raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
+def test_a_name_in_an_error_does_not_command_the_terminal(tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["bench", "--bundle", str(tmp_path / "a\x1b[2J\x9bb")])
+    assert done.exit_code == 2 and "a\u241b[2J\ufffdb" in done.stderr and done.stderr.rstrip("\n").isprintable()
+
+
 @pytest.mark.parametrize("charset", ["ascii", "latin-1", "utf-8"])
 @pytest.mark.parametrize("way", ["echo", "rich", "write"])
 def test_no_locale_is_too_poor_for_what_is_written(way: str, charset: str) -> None:

@@ -170,7 +170,8 @@ def test_the_fast_mode_is_what_the_deterministic_mode_is_for(exact_bundle: Path,
     ids = np.array(texts["copy-json"][:20], np.int64)
     with open_engine(exact_bundle) as engine:
         assert "candidate_logits" in differing(bits(engine, ids, 1), bits(engine, ids, 2))
-        assert differing(bits(engine, ids, 5), bits(engine, ids, 2)) == []
+        # Even numbers: with AVX-512 an odd one has a lone row at its end.
+        assert differing(bits(engine, ids, 4), bits(engine, ids, 2)) == []
 
 
 @pytest.fixture(scope="module")

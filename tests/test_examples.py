@@ -388,6 +388,38 @@ def test_a_pattern_that_is_none_is_told(capsys: pytest.CaptureFixture[str]) -> N
     assert caught.value.code == 2 and "no regular expression" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [
+        ("rag", ["no-folder", "Hi?"], "no folder"),
+        ("rag", [str(EXAMPLES), "Hi?", " "], "a question is empty"),
+        ("rag", [str(EXAMPLES), "Hi?", "--passages", "0"], "1 or more"),
+        ("form", ["--budget-ms", "0"], "1 or more"),
+        ("form", ["--max-tokens", "-1"], "1 or more"),
+        ("watch", [str(EXAMPLES)], "is no file"),
+        ("watch", ["/dev/null"], "is no file"),
+        ("watch", ["x.log", "--until-idle", "nan"], "a number of seconds"),
+        ("watch", ["x.log", "--until-idle", "-1"], "a number of seconds"),
+    ],
+)
+def test_what_cannot_be_is_told_before_a_daemon_is_asked(
+    name: str, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        example(name).main(arguments)
+    assert caught.value.code == 2 and words in capsys.readouterr().err
+
+
+def test_the_log_stays_quiet_whatever_the_embedding_model_does_to_it() -> None:
+    """In a process of its own: importing it sets up the log of the whole program, requests of the client included."""
+    code = (
+        "import logging, sys; sys.path.insert(0, 'examples'); import passages; passages.load_embedder(); "
+        "logging.getLogger('httpx').info('a request')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 # --- shell and Node -------------------------------------------------------------------------------
 
 
@@ -397,7 +429,7 @@ def test_a_script_streams_what_the_client_gets(scripted: Running, puppet: Puppet
     prompts = []
     text = 'a "b" \\n c\n\tü€\U0001f600 {"text":"x"} \\u0041%s'
     puppet.answer = lambda request, sink: (prompts.append(request.prompt), say(sink, text))
-    prompt = 'say "hi"\\\n\tü'
+    prompt = 'say "hi"\\\n\tü' + "".join(map(chr, (*range(1, 32), 127)))
     environment = {**os.environ, "EDGE_RUNTIME_SOCKET": scripted.path}
     done = subprocess.run(
         [SCRIPTS[name], str(EXAMPLES / name), prompt, "7"],
@@ -418,5 +450,7 @@ def test_a_refusal_is_one_line(scripted: Running, name: str) -> None:
     needed(f"{SCRIPTS[name]} {name}")
     done = shell(f"{SCRIPTS[name]} examples/{name} Hi 0", scripted.path)
     assert done.returncode == 1 and done.stdout == ""
-    assert done.stderr.startswith("error: ") and "max_tokens" in done.stderr and done.stderr.count("\n") == 1
-    assert shell(f"{SCRIPTS[name]} examples/{name} Hi x", scripted.path).returncode == 2
+    assert done.stderr.startswith("error: max_tokens") and done.stderr.count("\n") == 1
+    for wrong in ("Hi x", "Hi -1", "", "''"):
+        done = shell(f"{SCRIPTS[name]} examples/{name} {wrong}", scripted.path)
+        assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, wrong

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import fields
@@ -290,3 +291,34 @@ def test_the_program_itself_fails_in_one_line(tmp_path: Path) -> None:
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == "error: none.gguf: no such checkpoint\n"
+
+
+def test_the_list_of_commands_cuts_no_sentence() -> None:
+    shown = CliRunner().invoke(main, ["--help"], terminal_width=80).output
+    assert "..." not in shown.partition("Commands:")[2].replace("(gemma-2-9b, ...)", "")
+    assert "in closed form." in " ".join(shown.split())
+
+
+# --- the end --------------------------------------------------------------------------------------
+
+_WORKING = """
+import sys, tempfile, time
+from export.__main__ import main
+@main.command("work")
+def work():
+    with tempfile.TemporaryDirectory(dir=sys.argv[2]):
+        print("ready", flush=True)
+        time.sleep(600)
+sys.argv[1:1] = ["work"]
+main(["work"])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_ends_any_command_leaves_no_folder_behind(tmp_path: Path, number: signal.Signals) -> None:
+    with subprocess.Popen([sys.executable, "-c", _WORKING, str(tmp_path)], stdout=subprocess.PIPE, cwd=ROOT) as running:
+        assert running.stdout is not None and running.stdout.readline() == b"ready\n"
+        assert len(list(tmp_path.iterdir())) == 1
+        running.send_signal(number)
+        assert running.wait(120.0) == 128 + number
+    assert list(tmp_path.iterdir()) == []

@@ -257,3 +257,62 @@ def _reasons(board: Board) -> Iterator[str]:
 
 def test_a_reason_is_that_of_the_change() -> None:
     assert len(set(_reasons(_running(Limits(power_mw=10_000))))) == 1
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -256.0, 1e308])
+@pytest.mark.parametrize("where", ["zone", "power", "clock"])
+def test_what_no_board_can_say_is_no_reading(wrong: float, where: str) -> None:
+    """Sources clean what they read. Should one not, the engine's thread must neither end nor learn from it."""
+    board = _running(Limits(15_000, 80.0))
+    known = board.memory
+    sample = Sample(board.now_s + 0.4, "test", 9_000, zones=(Zone("tj", 60.0),), gpu=GpuReading(900.0, 1000.0, 1.0))
+    if where == "zone":
+        sample = replace(sample, zones=(Zone("tj", 60.0), Zone("soc", wrong)))
+    elif where == "power":
+        sample = replace(sample, power_mw=wrong)  # type: ignore[arg-type]
+    else:
+        sample = replace(sample, gpu=GpuReading(wrong, 1000.0, 1.0))
+    budget, memory = govern(known, board.limits, sample, board.activity, board.now_s + 0.5)
+    assert memory.lessons == known.lessons and memory.thermal == known.thermal
+    assert budget.admit and budget.run
+    budget, _ = govern(memory, board.limits, sample, board.activity, board.now_s + 4.0)
+    assert budget.state == "stale" and "was read for more than 3 s" in budget.reason
+    board.now_s += 4.0
+    assert board.pass_s(10.0).state in ("normal", "warm"), "and what is read afterwards counts"
+
+
+def test_a_reading_of_times_to_come_neither_passes_for_fresh_nor_hides_those_that_follow() -> None:
+    board = _running(Limits(15_000))
+    ahead = Sample(board.now_s + 1e6, "test", 14_000)
+    known = board.memory
+    for later_s in (0.5, 2.0, 4.0):
+        budget, board.memory = govern(board.memory, board.limits, ahead, board.activity, board.now_s + later_s)
+    assert budget.state == "stale"
+    board.now_s += 4.0
+    assert board.pass_s(2.0).state != "stale"
+    assert board.memory.sample_s != known.sample_s
+
+
+def test_a_clock_that_went_back_is_begun_with_anew() -> None:
+    board = _running(Limits(15_000, 80.0))
+    board.now_s -= 90.0
+    board.pass_s(1.0)
+    assert board.memory.sample_s == board.now_s, "it does not wait until the old times are reached again"
+    board.pass_s(20.0)
+    assert board.budget.state in ("normal", "warm") and board.budget.run
+
+
+def test_what_was_drawn_before_there_was_a_cap_does_not_make_up_for_what_is_drawn_beyond_it() -> None:
+    """A cap that comes by a reload: what the first seconds draw too much is taken back like any other excess."""
+    board = _running(Limits(None, 95.0))
+    board.limits = Limits(12_000, 95.0)
+    readings = [17_000] * 8
+    for power_mw in readings:
+        board.now_s += 0.5
+        board.activity = replace(board.activity, busy_s=board.activity.busy_s + 0.4, rows=board.activity.rows + 24)
+        sample = Sample(board.now_s, "test", power_mw, zones=(Zone("tj", 50.0),))
+        board.budget, board.memory = govern(board.memory, board.limits, sample, board.activity, board.now_s)
+    assert all(watts > 0.0 for _, watts in board.memory.lessons.excess[-2:])
+    total_s = sum(seconds for seconds, _ in board.memory.lessons.excess)
+    assert sum(seconds * watts for seconds, watts in board.memory.lessons.excess) / total_s > 3.0
+    assert board.budget.power is not None and board.budget.power.allowed_w < 11.0

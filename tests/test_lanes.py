@@ -81,6 +81,9 @@ def scenario() -> Iterator[list[StepInput]]:
     yield [StepInput(slot, ids(n, 40 + slot), at, None) for slot, n, at in ((2, 3, 6), (3, 3, 13))]
     yield [StepInput(3, ids(1, 50), 14, None)]
     yield [StepInput(slot, ids(3, 60 + slot), at, None) for slot, at in ((0, 11), (2, 8), (3, 15), (4, 10))]
+    # Beyond 16 keys and then 32, where attention changes its ways: some lanes pass them in this step, some do not.
+    yield [StepInput(slot, ids(n, 70 + slot), at, None) for slot, n, at in ((0, 11, 14), (2, 3, 11), (4, 17, 13))]
+    yield [StepInput(slot, ids(n, 80 + slot), at, None) for slot, n, at in ((4, 5, 30), (0, 8, 25), (2, 1, 14))]
 
 
 @pytest.mark.parametrize(

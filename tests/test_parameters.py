@@ -5,6 +5,8 @@ out to be unwritable behind an hour of work.
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,8 +17,8 @@ from click.types import FloatParamType
 
 from edge_runtime.cli import main as runtime
 from edge_runtime.errors import ConfigError
-from edge_runtime.files import check_directory_writable, check_writable, read_at_most
-from edge_runtime.parameters import Finite, Place, Word, Written, WrittenDirectory, refuse_useless
+from edge_runtime.files import check_directory_writable, check_replaceable, check_writable, read_at_most, replace_text
+from edge_runtime.parameters import Finite, Kept, Place, Whole, Word, Written, WrittenDirectory, refuse_useless
 from export.__main__ import main as export
 
 NO_NUMBERS = ("nan", "NaN", "-nan", "inf", "-inf", "Infinity", "1e400", "-1e999", "")
@@ -56,6 +58,18 @@ def test_no_option_takes_a_number_that_is_none(param: click.Parameter) -> None:
     assert isinstance(param.type, Finite), "use edge_runtime.parameters.Finite: click's own floats let NaN through"
     for value in NO_NUMBERS:
         refused(param, value)
+
+
+@pytest.mark.parametrize("param", typed(click.IntRange))
+def test_no_option_takes_an_integer_range(param: click.Parameter) -> None:
+    """Neither in its help nor in a refusal: it takes one of them."""
+    assert isinstance(param.type, Whole), "use edge_runtime.parameters.Whole"
+    assert "is not a valid integer." in refused(param, "1e9")
+
+
+def test_what_an_option_takes_reads_as_one_word() -> None:
+    shown = [param.make_metavar(click.Context(runtime)) for _, param in PARAMETERS if isinstance(param, click.Option)]
+    assert [one for one in shown if "RANGE" in one] == []
 
 
 @pytest.mark.parametrize("param", typed(click.Path))
@@ -142,6 +156,59 @@ def test_where_even_root_cannot_write(path: str) -> None:
 def test_a_file_without_an_end_is_not_read_to_it() -> None:
     with pytest.raises(ConfigError, match="/dev/zero: more than 1 MiB"):
         read_at_most(Path("/dev/zero"), 1 << 20, "")
+
+
+def test_a_file_whose_name_another_one_takes_is_an_ordinary_one(tmp_path: Path) -> None:
+    """As root, a rename over /dev/full takes the device away from the whole machine."""
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/null"), Path("/dev/full")):
+        with pytest.raises(ConfigError, match="no ordinary file"):
+            check_replaceable(path)
+    (tmp_path / "there").write_text("mine")
+    (tmp_path / "nowhere").symlink_to(tmp_path / "not" / "yet")
+    for name in ("there", "new", "nowhere"):
+        check_replaceable(tmp_path / name)
+
+
+@pytest.mark.parametrize("stream", ["/dev/stdout", "/dev/stderr"])
+def test_what_is_printed_to_a_file_is_not_lost_under_its_figures(tmp_path: Path, stream: str) -> None:
+    """``bench --json /dev/stdout > FILE``: the tables would go to a file that has lost its name."""
+    command = [sys.executable, "-c", f"from edge_runtime.files import *; check_replaceable(Path('{stream}'))"]
+    with (tmp_path / "printed").open("w") as printed, (tmp_path / "errors").open("w") as errors:
+        done = subprocess.run(command, stdout=printed, stderr=errors, timeout=60)
+    assert done.returncode == 1
+    assert f"{stream} cannot be written: it is where this command prints to" in (tmp_path / "errors").read_text()
+
+
+def test_what_is_replaced_stays_what_it_was(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "far" / "file")
+    for text in ("one", "two"):
+        replace_text(tmp_path / "link", text)
+        replace_text(tmp_path / "new" / "plain", text)
+        assert (tmp_path / "link").is_symlink() and (tmp_path / "far" / "file").read_text() == text
+    assert os.listdir(tmp_path / "far") == ["file"] and os.listdir(tmp_path / "new") == ["plain"]
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        replace_text(tmp_path / "pipe", "through")
+        assert os.read(reader, 99) == b"through" and (tmp_path / "pipe").is_fifo()
+    finally:
+        os.close(reader)
+
+
+def test_nothing_is_left_beside_what_could_not_be_replaced(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UnicodeEncodeError):
+        replace_text(tmp_path / "file", "half \ud800")
+    assert os.listdir(tmp_path) == ["file"] and (tmp_path / "file").read_text() == "mine"
+
+
+def test_what_is_written_again_and_again_says_so_of_itself() -> None:
+    kept = {name for name, param in PARAMETERS if isinstance(param.type, Kept)}
+    assert kept == {
+        f"edge-runtime {command} --{name}" for command in ("bench", "compare") for name in ("json", "resume")
+    }
 
 
 # What has no effect

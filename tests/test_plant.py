@@ -13,6 +13,7 @@ from edge_runtime.simulator.driven import drive, duty_in
 from edge_runtime.simulator.plant import Plant, PlantParameters, at_ambient, resting, step_cost
 from edge_runtime.simulator.scenario import board_plant, board_scenario, full_w, random_plant, random_scenario
 from edge_runtime.simulator.tree import BoardTree
+from edge_runtime.telemetry.plausible import impossible
 from edge_runtime.telemetry.sysfs import SysfsSource
 
 NANO = board_plant(board_named("orin-nano-8"), 25.0)
@@ -106,6 +107,15 @@ def test_samples_come_late_and_do_not_say_so() -> None:
     assert sample is not None
     assert sample.time_s == pytest.approx(1.3)
     assert plant.sample() is None
+
+
+def test_what_it_shows_is_what_a_board_can_say() -> None:
+    """Or a recording of it would be refused where it is played back."""
+    for seed in range(12):
+        plant = Plant(random_plant(seed), seed)
+        for turn in range(60):
+            plant.work(0.5, 1.0 if turn % 20 < 10 else 0.0, 3)
+            assert impossible(plant.shown()) == ""
 
 
 def test_the_same_seed_is_the_same_plant_and_another_is_another() -> None:

@@ -31,7 +31,7 @@ from edge_runtime.doctor.probes.graphs import (
 )
 from edge_runtime.doctor.probes.layers import bundle_shapes, feeds_of, fitting, made_up_layer
 from edge_runtime.doctor.probes.matrices import block_matrix, difference, float_matrix, int4_matrix, rows_of
-from edge_runtime.doctor.probes.wire import Field, Fixed, decode, encode, fixed32, texts
+from edge_runtime.wire import Field, Fixed, decode, encode, fixed32, texts
 
 
 def small_graph() -> bytes:

@@ -39,9 +39,12 @@ def compared(**changes: Any) -> compare.Report:
 
 
 def test_a_record_becomes_a_table_with_its_machine() -> None:
-    text = tool("readme_table").measured(report(two=False, answers=FEW))
+    few = report(two=False, answers=FEW)
+    text = tool("readme_table").by_domain(few)
     head, rule, *rows = [line for line in text.splitlines() if line.startswith("|")]
     assert len(rows) == 2 * 3, "two laws; two kinds of text, and all"
+    short = [line for line in tool("readme_table").measured(few).splitlines() if line.startswith("|")]
+    assert short == [head, rule, *(row for row in rows if row.startswith(("| greedy | all", "| sampled | all")))]
     assert {line.count("|") for line in (head, rule, *rows)} == {9}
     assert "**made up, 2 of 2 cores, 8.0 GB**" in text and "2026-11-30 12:00 UTC" in text and "NLL 2.9877" in text
     # 101 tokens: 0.1 s of prompt and 100 times 20.22 ms, or 16.18.
@@ -76,6 +79,11 @@ def test_tables_go_between_their_marks_alone(tmp_path: Path, capsys: pytest.Capt
         if not before.startswith(("measured: begin", "projected: begin")):
             assert before == after
     assert main([str(one)]) == 0 and "| greedy | law |" in capsys.readouterr().out
+    assert "| greedy | law |" not in made
+    second = tmp_path / "bench.md"
+    second.write_text((ROOT / "docs/bench.md").read_text(encoding="utf-8"), encoding="utf-8")
+    assert main([str(one), "--into", str(page), "--into", str(second)]) == 0
+    assert "| greedy | law |" in second.read_text(encoding="utf-8")
     page.write_text("no marks", encoding="utf-8")
     assert main([str(one), "--into", str(page)]) == 2
     assert main([str(tmp_path / "none.json")]) == 2

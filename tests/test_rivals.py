@@ -161,6 +161,24 @@ def test_a_checkpoint_is_converted_once_and_whole_or_not_at_all(bare_python: Pat
     assert weights.read_text() == "as it was"
 
 
+@pytest.mark.parametrize("end", [KeyboardInterrupt(), SystemExit(143)])
+def test_a_conversion_that_is_interrupted_leaves_nothing_half_made(
+    bare_python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: BaseException
+) -> None:
+    source, models = tmp_path / "model.gguf", tmp_path / "models"
+    source.write_text("weights ", encoding="ascii")
+
+    def interrupted(name: str, order: Order, *given: object) -> PeerProcess:
+        assert order.place is not None and Path(order.place).is_dir()
+        raise end
+
+    monkeypatch.setattr("edge_runtime.bench.rivals.run.PeerProcess", interrupted)
+    entrant = Entrant("fake", "plain", str(FAKE), bare_python, source, "int4", models / "int4")
+    with pytest.raises(type(end)), Race([entrant], plan()) as running:
+        running.load(lambda *_: None)
+    assert list(models.iterdir()) == []
+
+
 def test_programs_see_nothing_of_this_project() -> None:
     """They run where it is not installed; what they share lies beside them."""
     ours = {"ours.py", "ours_whole.py", "protocol.py", "__init__.py"}

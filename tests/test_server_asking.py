@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from server_runs import (
     tiny_model,
 )
 
+from edge_runtime.reuse import Owner
 from edge_runtime.sampling import SamplingParams
 from edge_runtime.scheduler.request import Request
 from edge_runtime.server.service import Model
@@ -55,7 +57,7 @@ def test_fields_arrive(run: Running, puppet: Puppet) -> None:
     request = asked(
         run, puppet, CHAT, temperature=0.5, top_p=0.9, top_k=40, min_p=0.05, seed=7, stop=["a", "b"], max_tokens=9,
         presence_penalty=0.5, frequency_penalty=-0.5, logit_bias={"10": -100, "0": 1.5}, priority=-1, repeat_limit=20,
-        speculative={"max_draft_tokens": 3}, prediction={"type": "content", "content": "hi"},
+        speculative={"max_draft_tokens": 3}, prediction={"type": "content", "content": "hi"}, cache_salt="mine",
     )  # fmt: skip
     assert (request.params.temperature, request.params.top_p) == (0.5, 0.9)
     assert (request.params.top_k, request.params.min_p) == (40, 0.05)
@@ -65,6 +67,7 @@ def test_fields_arrive(run: Running, puppet: Puppet) -> None:
     assert dict(shaping.logit_bias) == {10: -100.0, 0: 1.5}
     assert (request.max_draft_tokens, request.repeat_limit) == (3, 20)
     assert request.prediction is not None and len(request.prediction) == 2
+    assert request.owner == Owner(os.getuid(), "mine", private=True)
     assert request.top_logprobs is None and request.grammar is None and request.deadline_s is None
 
 
@@ -73,6 +76,7 @@ def test_defaults(run: Running, puppet: Puppet) -> None:
     assert request.params == SamplingParams()
     assert (request.max_tokens, request.seed, request.stops, request.max_draft_tokens) == (None, None, (), None)
     assert asked(run, puppet, COMPLETIONS).max_tokens == 16
+    assert request.owner == Owner(os.getuid())
 
 
 @pytest.mark.parametrize(

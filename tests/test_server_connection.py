@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from server_runs import (
+    CHAT,
     WAIT_S,
     Puppet,
     Running,
@@ -33,6 +34,7 @@ from server_runs import (
 
 from edge_runtime.config import ServerConfig
 from edge_runtime.scheduler.request import Finished, Started
+from edge_runtime.server.connection import Peer
 from edge_runtime.server.service import Model
 
 Start = Callable[..., Running]
@@ -453,6 +455,61 @@ def test_too_many_connections(start: Start) -> None:
         assert third.recv(1) == b""
         first.sendall(request("GET", "/health"))
         assert one_response(first)[0] == 200
+
+
+@pytest.fixture
+def uids(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of who connects next, as long as it has any."""
+    given: list[int] = []
+    monkeypatch.setattr("edge_runtime.server.connection._peer", lambda transport: Peer(given.pop(0), None))
+    return given
+
+
+@pytest.mark.parametrize("held", ["idle", "begun", "half a body", "used"])
+def test_nobody_locks_others_out_by_holding_connections(start: Start, uids: list[int], held: str) -> None:
+    """Far more than there is room for, and each is let wait as long as it may."""
+    run = start(max_connections=4)
+    uids += [1] * 90 + [2, 2, 3]
+    begins = {
+        "idle": b"",
+        "begun": b"GET /health HTTP/1.1\r\nhos",
+        "half a body": post(CHAT, chat())[:-5],
+        "used": request("GET", "/health"),
+    }
+    with contextlib.ExitStack() as stack:
+        for _ in range(90):
+            connection = stack.enter_context(run.connect())
+            with contextlib.suppress(ConnectionError, AssertionError):  # of those that are dropped at once
+                connection.sendall(begins[held])
+                if held == "used":
+                    one_response(connection)
+        for _ in range(3):
+            other = stack.enter_context(run.connect())
+            other.sendall(request("GET", "/health"))
+            assert one_response(other)[0] == 200
+
+
+def test_who_has_most_connections_takes_nobody_elses(start: Start, uids: list[int], puppet: Puppet) -> None:
+    """Nor does an answer give way to a newcomer."""
+    run = start(max_connections=3)
+    uids += [2, 1, 1, 1, 2, 2]
+    with run.connect() as other, run.connect() as first, run.connect() as second:
+        for connection in (other, first, second):
+            connection.sendall(request("GET", "/health"))
+            assert one_response(connection)[0] == 200
+        for connection in (first, second):
+            connection.sendall(post(CHAT, chat()))
+        puppet.wait(2)
+        for _ in range(3):
+            with run.connect() as newcomer:
+                newcomer.sendall(request("GET", "/health"))
+                assert one_response(newcomer)[0] == 503
+        for _, sink in puppet.asked:
+            say(sink, "ok")
+        for connection in (first, second):
+            assert one_response(connection)[0] == 200
+        other.sendall(request("GET", "/health"))
+        assert one_response(other)[0] == 200
 
 
 def test_connections_beyond_any_number_are_dropped(start: Start) -> None:

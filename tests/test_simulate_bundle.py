@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 import edge_runtime.bench.live as live
 import edge_runtime.simulator.namespace as namespace
 from edge_runtime.cli import main
-from edge_runtime.cli.interrupt import ends_tidily
+from edge_runtime.console import ends_tidily
 from edge_runtime.errors import EdgeError, InputError
 
 PATIENCE_S = 60.0
@@ -102,7 +102,7 @@ def test_of_a_daemon_that_does_not_come_up_one_line_is_told(tmp_path: Path, said
 
 _TIDY = """
 import pathlib, sys, tempfile, time
-from edge_runtime.cli.interrupt import ends_tidily
+from edge_runtime.console import ends_tidily
 with ends_tidily(), tempfile.TemporaryDirectory(dir=sys.argv[1]):
     print("ready", flush=True)
     time.sleep(60)

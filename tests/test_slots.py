@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from edge_runtime.engines.protocol import Ids
+from edge_runtime.reuse import BLOCK, Owner
 from edge_runtime.scheduler.slots import Placement, Slots
 
 CAPACITY = 96
@@ -94,6 +95,48 @@ def test_what_was_lost_is_not_shared() -> None:
     assert slots.place(A) == Placement(placement.slot, placement.slot, 0)
 
 
+@pytest.mark.parametrize(
+    ("mine", "others", "lent"),
+    [
+        (Owner(1), Owner(1), 70),
+        (Owner(-1), Owner(-1), 70),
+        (Owner(1, "a", True), Owner(1, "a", True), 70),
+        (Owner(-1, "a", True), Owner(-1, "a", True), 70),
+        # Between users who do not mind: whole blocks.
+        (Owner(1), Owner(2), BLOCK),
+        (Owner(1), Owner(-1), BLOCK),
+        # And nothing in either direction where one of them does.
+        (Owner(1, private=True), Owner(2), 0),
+        (Owner(1), Owner(2, private=True), 0),
+        (Owner(1), Owner(1, private=True), 0),
+        (Owner(1, "a", True), Owner(1, "b", True), 0),
+        (Owner(1, "a", True), Owner(2, "a", True), 0),
+        (Owner(1, "a", True), Owner(1), 0),
+        # Who cannot be told apart from others gets nothing of "his own" either.
+        (Owner(-1, private=True), Owner(-1, private=True), 0),
+    ],
+)
+def test_who_may_start_from_whose_text(mine: Owner, others: Owner, lent: int) -> None:
+    text, slots = ids(range(70)), Slots(2, CAPACITY)
+    assert slots.place(text, others) == Placement(0, 0, 0)
+    slots.release(0, text, 0.0)
+    placement = slots.place(ids(range(70), [99]), mine)
+    assert placement is not None and placement.shared == lent
+    assert slots.held(placement.slot).tolist() == list(range(lent))
+    assert placement.moved == (placement.slot == 0 and lent < 70)
+
+
+def test_a_block_that_is_all_but_right_is_lent_not_at_all() -> None:
+    """So that a text cannot be guessed a token at a time."""
+    for right in range(BLOCK):
+        slots = Slots(2, CAPACITY)
+        slots.place(A, Owner(1))
+        slots.release(0, ids(range(90)), 0.0)
+        placement = slots.place(ids(range(right), [99] * 20), Owner(2))
+        assert placement is not None and placement.shared == 0
+        assert slots.held(placement.slot).tolist() == []
+
+
 def test_status() -> None:
     slots = filled(A, ids([]), ids([]))
     slots.place(ids([5, 6]))
@@ -113,24 +156,31 @@ class SlotsAgainstLists(RuleBasedStateMachine):
         """Busy ones, with all that they will feed."""
         self.order: list[int] = []
         """Free ones that were used, the longest ago first."""
+        self.owners: list[Owner | None] = [None] * count
 
     tokens = st.lists(st.integers(0, 2), min_size=1, max_size=30)
 
-    @rule(data=st.data(), tail=tokens, keep=st.integers(0, 30))
-    def place(self, data: st.DataObject, tail: list[int], keep: int) -> None:
+    owners = st.builds(Owner, st.integers(-1, 1), st.sampled_from(["", "", "salt"]), st.booleans())
+
+    @rule(data=st.data(), tail=tokens, keep=st.integers(0, 30), owner=owners)
+    def place(self, data: st.DataObject, tail: list[int], keep: int, owner: Owner) -> None:
         start = data.draw(st.sampled_from(range(len(self.held))))
-        prompt = (self.held[start][:keep] + tail)[:CAPACITY]
-        placement = self.slots.place(np.array(prompt, np.int64))
+        prompt = (self.held[start][:keep] + tail)[: BLOCK - 1]
+        placement = self.slots.place(np.array(prompt, np.int64), owner)
         free = [slot for slot in range(len(self.held)) if slot not in self.prompts]
         if not free:
             assert placement is None
             return
         assert placement is not None and placement.slot in free
-        shares = [_shared(held, prompt[:-1]) for held in self.held]
+        # Others' texts here are too short to be lent.
+        own = [mine == owner and (owner.client >= 0 or owner.salt or not owner.private) for mine in self.owners]
+        shares = [_shared(held, prompt[:-1]) if mine else 0 for held, mine in zip(self.held, own, strict=True)]
         slot, source, shared = placement.slot, placement.source, placement.shared
         assert shared == shares[source] <= len(prompt) - 1
         assert source == slot or shared - shares[slot] >= self.worth
         assert shared == max(shares) or max(shares) - shares[slot] < self.worth
+        assert placement.moved == (self.owners[slot] is not None and not own[slot])
+        self.owners[slot] = owner
         lost = len(self.held[slot]) - shares[slot]
         if not (shares[slot] and lost <= self.worth):
             used = [slot for slot in self.order if self.held[slot]]

@@ -14,6 +14,7 @@ from edge_runtime.drafters.length import FixedLength
 from edge_runtime.drafters.protocol import DraftContext
 from edge_runtime.drafters.suffix import SuffixCache
 from edge_runtime.errors import ConfigError
+from edge_runtime.reuse import Owner
 from edge_runtime.sampling import SamplingParams
 from edge_runtime.session import Session
 from edge_runtime.testing import FakeEngine, FakeModel, decode
@@ -23,7 +24,7 @@ TEXT = random.Random(1).choices(range(1000), k=900)
 
 
 def ask(cache: SuffixCache, tokens: list[int], k: int = 4, slot: int = 0, client: int = 7) -> list[int]:
-    context = DraftContext(np.array(tokens, np.int64), slot, GREEDY, None, lambda: 0.5, client=client)
+    context = DraftContext(np.array(tokens, np.int64), slot, GREEDY, None, lambda: 0.5, owner=Owner(client))
     return cache.propose(context, k).tokens.tolist()
 
 
@@ -130,11 +131,11 @@ def test_it_drafts_a_second_answer_from_the_first() -> None:
     decoder = Decoder(engine, SuffixCache(4096), FixedLength(4))
     shares = []
     for slot in (0, 1, 1):
-        session = Session(engine.info, [5, 9, 2], GREEDY, max_tokens=100, slot=slot, client=slot // 2)
+        session = Session(engine.info, [5, 9, 2], GREEDY, max_tokens=100, slot=slot, owner=Owner(slot // 2))
         decode(decoder, session)
         shares.append(session.totals.accepted / 100)
     assert shares[0] < 0.1 < 0.7 < shares[1]
-    stranger = Session(engine.info, [5, 9, 2], GREEDY, max_tokens=100, client=3)
+    stranger = Session(engine.info, [5, 9, 2], GREEDY, max_tokens=100, owner=Owner(3))
     decode(decoder, stranger)
     assert stranger.totals.accepted < 10
 

@@ -87,6 +87,33 @@ def test_it_may_do_no_more_than_it_needs() -> None:
         assert key not in service
 
 
+EXPOSURE = 20
+"""Tenths, of 100: what systemd sees that a service could do."""
+
+
+def exposure(place: Path, most: int) -> subprocess.CompletedProcess[str]:
+    program = shutil.which("systemd-analyze")
+    assert program is not None
+    command = [program, "security", "--offline=true", "--no-pager", f"--threshold={most}"]
+    return subprocess.run([*command, str(place)], capture_output=True, text=True, check=False)
+
+
+def test_systemd_finds_little_that_it_could_do(installed: Path) -> None:
+    """What is left is needed: a device, code made at run time, clients' uids, its own socket's group."""
+    program = shutil.which("systemd-analyze")
+    if program is None or "--offline" not in subprocess.run([program, "--help"], capture_output=True, text=True).stdout:
+        pytest.skip("systemd-analyze is not installed, or older than 250: it cannot judge a unit that is not running")
+    path = installed / "edge-runtime.service"
+    done = exposure(path, EXPOSURE)
+    assert done.returncode == 0 and "Overall exposure level" in done.stdout, done.stdout + done.stderr
+    text = path.read_text(encoding="utf-8")
+    for line in ("CapabilityBoundingSet=\n", "SystemCallFilter=@system-service\n", "NoNewPrivileges=yes\n"):
+        assert line in text
+        text = text.replace(line, "")
+    path.write_text(text, encoding="utf-8")
+    assert exposure(path, EXPOSURE).returncode != 0
+
+
 def test_the_time_to_stop_is_longer_than_a_drain() -> None:
     stop_s = seconds(settings("edge-runtime.service")["Service"]["TimeoutStopSec"])
     assert stop_s > Config("b").drain_s + 15

@@ -62,6 +62,18 @@ COSTS = {
     "format width": "{{ '{:>999999999}'.format(1) }}",
     "format width by argument": "{{ '{:>{}}'.format(1, 999999999) }}",
     "format map": "{{ '{x:>999999999}'.format_map({'x': 1}) }}",
+    "format of a time": "{{ strftime_now('%c' * 90000) }}",
+}  # fmt: skip
+# Each turn of a loop is cheap, and what it does to a long text is one step of Python's: gigabytes in all.
+COSTS |= {
+    f"over and over: {step}": "{% set t = 'x' * 90000 %}{% set s = [t] * 900 %}{% for i in range(30000) %}"
+    f"{{% set x = {step} %}}{{% endfor %}}"
+    for step in (
+        "t | upper", "t | trim", "t | length + (t | string | length)", "t | list", "t | tojson", "t | escape",
+        "s | map('upper') | list", "s | select('upper') | list", "s | sort", "s | unique | list", "s | tojson",
+        "t[1:]", "t[::-1]", "s[1:]", "'y' in t", "t == t[1:]", "t < 'x' * 3", "t is upper", "t.upper()", "t.find('y')",
+        "s | sum(start='')", "s | first | upper", "s | groupby(0)", "dict(a=t | upper)", "t | wordcount",
+    )
 }  # fmt: skip
 
 

@@ -1,8 +1,9 @@
-"""What a run of ``edge-runtime bench`` found, and what one of ``compare`` projects, as the README's tables.
+"""What a run of ``edge-runtime bench`` found, and what one of ``compare`` projects, as tables of pages.
 
-    python tools/readme_table.py PROTOCOL.json [--projected COMPARE.json] [--into README.md]
+    python tools/readme_table.py PROTOCOL.json [--projected COMPARE.json] [--into README.md --into docs/bench.md]
 
-What was measured and what is projected go to places of their own, between marks; without ``--into`` they are printed.
+What was measured in all, the same by kinds of text, and what is projected go to places of their own, between the marks
+that a page has; without ``--into`` they are printed.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from edge_runtime.bench.compare import record as compare
@@ -25,10 +26,19 @@ _KINDS = {"open": "writes freely", "copy": "copies (retrieval, JSON, edits)"}
 
 
 def measured(report: Report) -> str:
-    """Whole answers, plain and drafted: a row for each law and kind of text."""
+    """Whole answers of all kinds of text, plain and drafted: a row for each law."""
+    return _measured(report, [one for one in places(report) if one[1] is None] or list(places(report)))
+
+
+def by_domain(report: Report) -> str:
+    """A row for each law and kind of text, too."""
+    return _measured(report, list(places(report)))
+
+
+def _measured(report: Report, shown_places: Sequence[tuple[str, str | None]]) -> str:
     rows = []
     for law in report.settings.laws:
-        for name, domain in places(report):
+        for name, domain in shown_places:
             plain, drafted = (
                 chosen(report, method=label, law=law, domain=domain) for label in (PLAIN_LABEL, DEFAULT_LABEL)
             )
@@ -84,32 +94,39 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], *, words: int) ->
     return [f"| {' | '.join(row)} |" for row in (head, rule, *rows)]
 
 
-def put(text: str, name: str, found: str) -> str:
-    """``text`` with ``found`` between the marks of ``name``. Raises ``ValueError`` where they are missing."""
-    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
-    if len(pattern.findall(text)) != 1:
-        raise ValueError(f"not one place between {begin} and {end}")
-    return pattern.sub(lambda _: f"{begin}\n{found}\n{end}", text)
+def put(text: str, found: Mapping[str, str]) -> str:
+    """``text`` with each of ``found`` between its marks, where it has them. Raises ``ValueError`` for none at all, and
+    for marks that stand there twice."""
+    places = 0
+    for name, one in found.items():
+        begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+        pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+        count = len(pattern.findall(text))
+        if count > 1:
+            raise ValueError(f"{begin} stands there {count} times")
+        places += count
+        text = pattern.sub(lambda _, whole=f"{begin}\n{one}\n{end}": whole, text)  # type: ignore[misc]
+    if not places:
+        raise ValueError(f"not one mark of {', '.join(found)}")
+    return text
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("measured", type=Path, help="JSON of edge-runtime bench")
     parser.add_argument("--projected", type=Path, help="JSON of edge-runtime compare")
-    parser.add_argument("--into", type=Path, help="page with the marks")
+    parser.add_argument("--into", type=Path, action="append", default=[], help="page with marks; may be given again")
     given = parser.parse_args(arguments)
     try:
-        found = {"measured": measured(read_report(given.measured))}
+        report = read_report(given.measured)
+        found = {"measured": measured(report), "by domain": by_domain(report)}
         if given.projected is not None:
             found["projected"] = projected(compare.read_report(given.projected))
-        if given.into is None:
+        if not given.into:
             print("\n\n".join(found.values()))
-            return 0
-        text = given.into.read_text(encoding="utf-8")
-        for name, one in found.items():
-            text = put(text, name, one)
-        given.into.write_text(text, encoding="utf-8")
+        pages = {page: put(page.read_text(encoding="utf-8"), found) for page in given.into}
+        for page, text in pages.items():
+            page.write_text(text, encoding="utf-8")
     except (EdgeError, OSError, ValueError) as problem:
         print(f"error: {problem}", file=sys.stderr)
         return 2

@@ -236,10 +236,12 @@ async def run_fairness(socket: Path | None, prompt: str, short: int = 20, long: 
         ended: list[float] = []
 
         async def run_long() -> None:
-            async with one.stream_complete(f"{prompt} ", max_tokens=long, temperature=1.0, seed=1) as chunks:
-                async for _ in chunks:
-                    came.set()
-            came.set()
+            try:
+                async with one.stream_complete(f"{prompt} ", max_tokens=long, temperature=1.0, seed=1) as chunks:
+                    async for _ in chunks:
+                        came.set()
+            finally:
+                came.set()  # also where it is refused: nobody else would say so
             ended.append(time.monotonic())
 
         task = asyncio.create_task(run_long())

@@ -5,7 +5,7 @@ no field of them.
 from __future__ import annotations
 
 import json
-import os
+import math
 import shlex
 import sys
 from dataclasses import fields
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import ConfigError
-from ..files import read_at_most
+from ..files import read_at_most, replace_text
 from ..schema import plain, structure
 
 _MOST_BYTES = 1 << 28
@@ -39,15 +39,7 @@ def as_json(record: Any) -> str:
 
 def write_record(path: Path, record: Any) -> None:
     """Whole or not at all: a stop while writing leaves the file of before. Raises ``OSError``."""
-    write_whole(path, as_json(record))
-
-
-def write_whole(path: Path, text: str) -> None:
-    """The same of a text."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.part")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    replace_text(path, as_json(record))
 
 
 def begin_file(path: Path, record: Any) -> None:
@@ -61,12 +53,22 @@ def begin_file(path: Path, record: Any) -> None:
 def read_record(path: Path, cls: type[T], schema: int, what: str) -> T:
     """``what`` it is, for a file that is none. Raises ``ConfigError``."""
     try:
-        data = json.loads(read_at_most(path, _MOST_BYTES, ""))
+        data = json.loads(read_at_most(path, _MOST_BYTES, ""), parse_constant=_no_number, parse_float=_finite)
     except (ValueError, RecursionError):
         raise ConfigError(f"{path}: not a JSON file") from None
     if not isinstance(data, dict) or data.get("schema") != schema:
         raise ConfigError(f"{path}: not {what} of schema {schema}")
     return structure(cls, data, ConfigError, path.name)
+
+
+def _no_number(text: str) -> float:
+    """For NaN and Infinity, which Python reads and JSON has not: no figure is one."""
+    raise ValueError(text)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _no_number(text)
 
 
 def refuse_other_settings(path: Path, found: Any, wanted: Any) -> None:

@@ -18,6 +18,7 @@ from ..decoder import Clock, Decoder
 from ..errors import InputError
 from ..generation import Generation, GenerationResult
 from ..loading import LoadedBundle
+from ..reuse import Owner
 from ..sampling import SamplingParams
 from ..session import Session, Totals
 from ..text.stream import TextStream
@@ -127,7 +128,7 @@ class Desk:
             rng=np.random.default_rng([number, zlib.crc32(task.prompt.encode())]),
             policy=method.acceptance,
             kv_len=kv_len,
-            client=self._next_client(),
+            owner=Owner(self._next_client()),
         )
 
     def _decode(self, decoder: Decoder, session: Session) -> Spoken:

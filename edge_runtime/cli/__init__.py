@@ -26,7 +26,7 @@ _COMMANDS = {
     "uninstall-service": "Remove what install-service made.",
     "simulate": "The governor on a simulated board, or on many random ones, faster than real time.",
     "demo": "What make demo shows: a daemon, a text, plain against speculative decoding.",
-    "bench": "Measure against other programs, side by side.",
+    "bench": "Measure whole answers, plain against drafted, or beside other programs.",
     "compare": "Compare every drafter and policy with plain decoding, by kind of text.",
     "load": "Put a running daemon under load and count what is lost.",
 }

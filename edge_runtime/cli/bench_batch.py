@@ -22,8 +22,8 @@ from ..bench.machine import machine
 from ..bench.protocol.sheets import Sheet
 from ..bench.records import begin_file, write_record
 from ..bundle import TARGET, read_manifest, verify_files
+from ..console import ends_tidily
 from ..errors import ConfigError
-from .interrupt import ends_tidily
 from .progress import nested_progress
 from .sheets import table_of
 

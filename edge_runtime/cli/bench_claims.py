@@ -26,10 +26,10 @@ from ..bench.serving import ServingFigures, compare_serving
 from ..bench.speculation import PromptFigures, compare_plain, look_again
 from ..bench.texts import Desk, Held, Law
 from ..bench.verdict import NEVER_SLOWER, Verdict, engine_verdicts, serving_verdicts, speculation_verdicts
+from ..console import ends_tidily
 from ..loading import LoadedBundle, LoadSettings, load_bundle
 from ..sampling import SamplingParams
 from ..telemetry.meter import Meter, board_meter
-from .interrupt import ends_tidily
 from .progress import nested_progress
 
 PARTS = ("peers", "speculation", "serving")

@@ -25,14 +25,15 @@ from ..bench.growth.sessions import SessionsPlan, measure_sessions, slot_bytes
 from ..bench.growth.sheets import sheets
 from ..bench.growth.stepping import drafter_named
 from ..bench.machine import machine
-from ..bench.records import begin_file, refuse_other_settings, write_record, write_whole
+from ..bench.records import begin_file, refuse_other_settings, write_record
 from ..bundle import MANIFEST_NAME, TARGET, Manifest, file_sha256, read_manifest
 from ..config import BudgetConfig, Config, EngineConfig
+from ..console import ends_tidily
 from ..errors import ConfigError, did_you_mean
+from ..files import replace_text
 from ..loading import LoadedBundle, LoadSettings, load_bundle
 from ..resident import give_back
 from ..server.preparing import machine_room, refuse_beyond
-from .interrupt import ends_tidily
 from .laws import names_in
 from .progress import nested_progress
 from .sheets import table_of
@@ -108,7 +109,7 @@ def measure_growth(given: dict[str, Any], console: Console) -> None:
     for sheet in sheets(report):
         console.print(table_of(sheet))
     if given["html_path"] is not None:
-        write_whole(given["html_path"], page(report))
+        replace_text(given["html_path"], page(report))
 
 
 def _asked(given: dict[str, Any]) -> _Asked:

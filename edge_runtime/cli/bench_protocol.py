@@ -29,25 +29,25 @@ from ..bench.protocol.plan import (
 from ..bench.protocol.record import SCHEMA, Peak, Report, Settings, done, read_report
 from ..bench.protocol.run import Bench
 from ..bench.protocol.sheets import sheets
-from ..bench.records import begin_file, command, refuse_other_settings, started, write_record, write_whole
+from ..bench.records import begin_file, command, refuse_other_settings, started, write_record
 from ..bench.residence import measure
 from ..bundle import MANIFEST_NAME, TARGET, file_sha256, read_manifest
 from ..config import Config, EngineConfig
+from ..console import ends_tidily
 from ..engines.opening import chosen_backend
 from ..errors import InputError
+from ..files import replace_text
 from ..loading import LoadedBundle, LoadSettings, load_bundle
 from ..telemetry.meter import board_meter
-from .interrupt import ends_tidily
 from .laws import laws_of, names_in
-from .progress import long_progress
+from .progress import duration, long_progress, nested_progress
 from .sheets import table_of
 
 _QUICK_LENGTHS = (4, 20)
 _Drafter = Literal["none", "auto"]
 _DRAFTERS: tuple[_Drafter, ...] = ("none", "auto")
 """Of the daemons whose memory is looked at."""
-_WORTH_A_FILE = 5.0
-"""Minutes."""
+_WORTH_A_FILE_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def measure_protocol(given: dict[str, Any], console: Console) -> None:
     for sheet in sheets(report):
         console.print(table_of(sheet))
     if given["html_path"] is not None:
-        write_whole(given["html_path"], page(report))
+        replace_text(given["html_path"], page(report))
 
 
 def _asked(given: dict[str, Any]) -> _Asked:
@@ -164,13 +164,14 @@ def _measure(bench: Bench, plan: Plan, report: Report, asked: _Asked) -> Report:
     if not left:
         return report
     report = replace(report, speeds=(*report.speeds, *_speeds(asked)))
-    warmed = bench.warm_up()
+    with nested_progress() as progress:
+        warmed = bench.warm_up(progress)
     texts = {cell: plan.count(cell, left) for cell in plan.cells}
     seconds = sum(texts[cell] * warmed[cell] for cell in plan.cells)
-    _announce(sum(texts.values()), plan.tokens, seconds / 60.0, len(known), asked.path)
-    with long_progress("domains of rounds", len(left)) as progress:
+    _announce(sum(texts.values()), plan.tokens, seconds, len(known), asked.path)
+    with long_progress("domains of rounds", len(left)) as told:
         for count, (number, domain) in enumerate(left):
-            progress(count)
+            told(count)
             found = bench.episode(number, domain)
             report = replace(
                 report, answers=(*report.answers, *found.answers), samples=(*report.samples, *found.samples)
@@ -186,11 +187,11 @@ def _speeds(asked: _Asked) -> tuple[Speed, ...]:
     return device_speeds() if backend == "tensorrt" else measure_speeds(asked.settings.threads)
 
 
-def _announce(texts: int, tokens: int, minutes: float, known: int, path: Path | None) -> None:
+def _announce(texts: int, tokens: int, seconds: float, known: int, path: Path | None) -> None:
     """How long, by a warm-up text of each kind."""
     told = f", {known} domains of rounds are in the file already" if known else ""
-    click.echo(f"{texts} texts of {tokens} tokens: about {minutes:.0f} minutes{told}", err=True)
-    if path is None and minutes > _WORTH_A_FILE:
+    click.echo(f"{texts} texts of {tokens} tokens: about {duration(seconds)}{told}", err=True)
+    if path is None and seconds > _WORTH_A_FILE_S:
         click.echo("with --json FILE, what is done would be kept where this is stopped", err=True)
 
 

@@ -24,9 +24,9 @@ from ..bench.rivals.record import SCHEMA, Entrant, Report, Settings
 from ..bench.rivals.run import Document, Plan, Question, Race
 from ..bench.rivals.sheets import sheets
 from ..bundle import MANIFEST_NAME, file_sha256, read_manifest
+from ..console import ends_tidily
 from ..errors import ConfigError
 from ..text.tokenizer import Tokenizer
-from .interrupt import ends_tidily
 from .laws import names_in
 from .progress import nested_progress
 from .sheets import table_of
@@ -129,7 +129,8 @@ def _plan(tokenizer: Tokenizer, given: dict[str, Any]) -> Plan:
     rounds, tokens = given["rounds"] or 6, given["tokens"] or 64
     kinds = [prompts(kind) for kind in KINDS]
     questions = tuple(
-        tuple(_question(tokenizer, known[number % len(known)]) for known in kinds) for number in range(rounds + 1)
+        tuple(_question(tokenizer, known[number % len(known)], number) for known in kinds)
+        for number in range(rounds + 1)
     )
     longest = max(len(one.ids) for ones in questions for one in ones)
     if longest + tokens > _CONTEXT:
@@ -145,8 +146,9 @@ def _plan(tokenizer: Tokenizer, given: dict[str, Any]) -> Plan:
     )
 
 
-def _question(tokenizer: Tokenizer, prompt: Prompt) -> Question:
-    return Question(prompt.name, prompt.kind, tuple(tokenizer.encode(prompt.text)))
+def _question(tokenizer: Tokenizer, prompt: Prompt, number: int) -> Question:
+    """That no other round shares the beginning of: some programs keep prefixes and cannot be told to forget them."""
+    return Question(f"{prompt.name} {number}", prompt.kind, tuple(tokenizer.encode(f"{number}. {prompt.text}")))
 
 
 def _document(tokenizer: Tokenizer, number: int) -> Document:

@@ -14,7 +14,7 @@ from ..engines.engine_record import ENGINE_DIRECTORY, MOST_TOKENS, BuildOptions,
 from ..engines.trt_build import BuildRequest, build_engines
 from ..loading import DEFAULT_CONTEXT, MAX_DRAFT_TOKENS
 from ..memory import shown
-from ..parameters import Place, WrittenDirectory
+from ..parameters import Place, Whole, WrittenDirectory
 
 _CHUNK = 64
 _LONGEST_DRAFT = 63
@@ -27,13 +27,13 @@ _EVERY_S = 20.0
 @click.argument("bundle", metavar="BUNDLE", type=Place())
 @click.option("--output", metavar="DIR", type=WrittenDirectory(),
               help=f"Where the engines go.  [default: {ENGINE_DIRECTORY} in the bundle]")
-@click.option("--draft-length", type=click.IntRange(0, _LONGEST_DRAFT), default=MAX_DRAFT_TOKENS, show_default=True,
+@click.option("--draft-length", type=Whole(0, _LONGEST_DRAFT), default=MAX_DRAFT_TOKENS, show_default=True,
               metavar="K", help="Most draft tokens that one verification takes.")
-@click.option("--chunk", type=click.IntRange(1, 1024), default=_CHUNK, show_default=True, metavar="N",
+@click.option("--chunk", type=Whole(1, 1024), default=_CHUNK, show_default=True, metavar="N",
               help="Rows of a prefill chunk.")
-@click.option("--context", type=click.IntRange(1, MOST_TOKENS), default=DEFAULT_CONTEXT, show_default=True, metavar="N",
+@click.option("--context", type=Whole(1, MOST_TOKENS), default=DEFAULT_CONTEXT, show_default=True, metavar="N",
               help="Tokens that a session's cache holds; at most the bundle's.")
-@click.option("--workspace", type=click.IntRange(LEAST_WORKSPACE_BYTES // _MIB, 1 << 17), metavar="MIB",
+@click.option("--workspace", type=Whole(LEAST_WORKSPACE_BYTES // _MIB, 1 << 17), metavar="MIB",
               default=WORKSPACE_BYTES // _MIB, show_default=True, help="Most scratch that a kernel may want.")
 @click.option("--rebuild", is_flag=True, help="Build anew what is stale or of another machine.")  # fmt: skip
 def build(

@@ -27,7 +27,7 @@ from ..bench.texts import Law, check_fits
 from ..bundle import MANIFEST_NAME, file_sha256
 from ..console import plain_console
 from ..loading import MAX_DRAFT_TOKENS, LoadedBundle, LoadSettings, load_bundle
-from ..parameters import Place, Written, refuse_useless
+from ..parameters import Kept, Place, Whole, Written, refuse_useless
 from .compare_tables import costs_table, tables
 from .laws import law_options, laws_of, names_in, refuse_useless_laws
 from .progress import nested_progress
@@ -48,18 +48,20 @@ _OF_COSTS = {"costs_only", "bundle", "head", "threads"}
 @click.option("--policies", metavar="X,Y", help="Only these lengths of drafts, or threshold.  [default: all by name]")
 @click.option("--domains", metavar="A,B", help="Only these kinds of text.  [default: all]")
 @law_options
-@click.option("--rounds", type=click.IntRange(2), metavar="N", help="Of the default and its rivals.  [default: 5]")
-@click.option("--tokens", type=click.IntRange(16), metavar="N", help="Of each text.  [default: 64]")
+@click.option("--rounds", type=Whole(2), metavar="N", help="Of the default and its rivals.  [default: 5]")
+@click.option("--tokens", type=Whole(16), metavar="N", help="Of each text.  [default: 64]")
 @click.option("--quick", is_flag=True, help="One prompt a domain, 2 rounds of 32 tokens, fewer K: to see how it goes.")
 @click.option("--skip", type=click.Choice(_PARTS), multiple=True,
               help="Leave out the named policies, the search for the best fixed K, or the projections.")  # fmt: skip
 @click.option("--costs", "costs_only", is_flag=True, help="Only what a step costs against K.")
 @click.option("--head", type=click.Choice(["screened", "full"]), default="screened", show_default=True,
               help="Head of the bundle under study; plain decoding has the faster one.")  # fmt: skip
-@click.option("--threads", type=click.IntRange(0), default=0, metavar="N", help="CPU threads.  [default: one per core]")
-@click.option("--json", "json_path", type=Written(), help="Write the texts and figures here, as they come.")
-@click.option("--resume", type=Written(), help="Go on with such a file; written to, unless --json is given.")
-@click.option("--plot", "plot_path", type=Written(), help="Draw it: a .svg, .png or .pdf file.")
+@click.option("--threads", type=Whole(0), default=0, metavar="N", help="CPU threads.  [default: one per core]")
+@click.option("--json", "json_path", metavar="FILE", type=Kept(),
+              help="Write the texts and figures here, as they come.")  # fmt: skip
+@click.option("--resume", metavar="FILE", type=Kept(),
+              help="Go on with such a file; written to, unless --json is given.")  # fmt: skip
+@click.option("--plot", "plot_path", metavar="FILE", type=Written(), help="Draw it: a .svg, .png or .pdf file.")
 @click.option("--strict", is_flag=True, help="Exit code 1 where a floor is missed.")
 @click.pass_context
 def compare(said: click.Context, /, **given: Any) -> None:

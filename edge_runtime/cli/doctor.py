@@ -14,6 +14,7 @@ from ..doctor.checks import check
 from ..doctor.engines import Subject as Engines
 from ..doctor.engines import check_engines
 from ..doctor.finding import Check
+from ..doctor.listening import listening_checks
 from ..doctor.machine import ask_jtop, read_machine
 from ..errors import BundleError, ConfigError, InputError
 from ..loading import load_of
@@ -83,17 +84,19 @@ def doctor(
     machine = read_machine(root, jtop=jtop, place=None if config is None else Path(config.bundle))
     plan, of_bundle, engines = _bundle(config, root)
     recorded, of_recording = _recording(config)
+    # A tree of files has nobody who could listen.
+    sockets = () if config is None or root != Path("/") else tuple(listening_checks(config.server))
     if device:
         # Of a configured bundle that is not whole, the checks say enough.
         tried = bundle or (Path(config.bundle) if config is not None and plan is not None else None)
-        others = (*of_bundle, *of_recording)
+        others = (*sockets, *of_bundle, *of_recording)
         report = report_of(Subject(machine, config, plan, recorded, others, tried, None if bundle else engines))
         show(report, tried, output, in_json=as_json)
         if output is not None and not as_json:
             click.echo(f"{report.problems} problem{'' if report.problems == 1 else 's'}; the report is in {output}")
         return 1 if report.problems else 0
     built = () if engines is None else check_engines(engines, None)
-    checks = (*check(machine, config, plan, recorded), *of_bundle, *built, *of_recording)
+    checks = (*check(machine, config, plan, recorded), *sockets, *of_bundle, *built, *of_recording)
     problems = sum(one.status == "problem" for one in checks)
     if as_json:
         click.echo(json.dumps({"problems": problems, "checks": plain(checks)}, indent=2))

@@ -1,6 +1,4 @@
-"""Ctrl-C while something is loaded or an answer is made, and other ends where something has to be undone. Knows no
-terminal and no engine.
-"""
+"""Ctrl-C while something is loaded or an answer is made. Knows no terminal and no engine."""
 
 from __future__ import annotations
 
@@ -9,8 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
-
-_ENDINGS = (signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
@@ -52,23 +48,3 @@ class Interrupt:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.check()
         self.asked = True
-
-
-@contextmanager
-def ends_tidily() -> Iterator[None]:
-    """Inside, SIGTERM and SIGHUP end the process as Ctrl-C does, by an exception: what was begun is undone, folders and
-    processes of our own with it. A second one ends it at once. Where they are ignored, as under nohup, they stay so.
-    """
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_DFL)
-        raise SystemExit(128 + number)
-
-    numbers = [number for number in _ENDINGS if signal.getsignal(number) is signal.SIG_DFL]
-    for number in numbers:
-        signal.signal(number, leave)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            signal.signal(number, signal.SIG_DFL)

@@ -8,7 +8,7 @@ import click
 
 from ..bench.texts import Law
 from ..errors import ConfigError
-from ..parameters import Finite, refuse_useless
+from ..parameters import Finite, Whole, refuse_useless
 from ..sampling import SamplingParams
 from .options import F, apply
 
@@ -20,7 +20,7 @@ def law_options(function: F) -> F:
         click.option("--sampled/--no-sampled", default=True, help="With sampling.  [default: yes]"),
         click.option("--temperature", type=Finite(0.0, above=True), default=1.0, show_default=True,
                      help="Of the sampled law."),
-        click.option("--top-k", type=click.IntRange(0), default=64, show_default=True,
+        click.option("--top-k", type=Whole(0), default=64, show_default=True,
                      help="Of the sampled law; 0: all."),
         click.option("--top-p", type=Finite(0.0, 1.0, above=True), default=0.95, show_default=True,
                      help="Of the sampled law; 1: all."),

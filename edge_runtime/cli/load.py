@@ -10,21 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..bench.corpus import prompts
 from ..bench.load import LoadFigures, LoadPlan, quantile, run_disconnects, run_fairness, run_load
-from ..console import plain_console
-from ..parameters import Finite, Place, Written
+from ..parameters import Finite, Place, Whole, Written
+from .progress import long_progress
 
 
 @click.command()
 @click.option("--socket", metavar="PATH", type=Place(), help="Of the daemon.")
-@click.option("--clients", type=click.IntRange(1, 512), default=8, show_default=True, help="Streaming at once.")
+@click.option("--clients", type=Whole(1, 512), default=8, show_default=True, help="Streaming at once.")
 @click.option("--minutes", type=Finite(0.05, 100_000.0, "minutes"), default=10.0, show_default=True, help="How long.")
 @click.option(
     "--disconnects",
-    type=click.IntRange(0),
+    type=Whole(0),
     default=0,
     show_default=True,
     metavar="N",
@@ -35,6 +34,7 @@ def load(socket: Path | None, clients: int, minutes: float, disconnects: int, js
     """Put a daemon under load and count what is lost: streams, fairness, memory, clients that leave."""
     texts = [prompt.text for prompt in prompts()]
     report: dict[str, Any] = {}
+    click.echo("fairness: a short answer beside a long one", err=True)
     fairness = asyncio.run(run_fairness(socket, texts[0]))
     report["fairness"] = asdict(fairness)
     click.echo(
@@ -58,11 +58,9 @@ def load(socket: Path | None, clients: int, minutes: float, disconnects: int, js
 
 
 def _load(socket: Path | None, plan: LoadPlan) -> LoadFigures:
-    console = plain_console(stderr=True)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bars:
-        task = bars.add_task("load", total=1.0)
-        return asyncio.run(run_load(socket, plan, lambda done: bars.update(task, completed=done)))
+    seconds = max(1, round(plan.seconds))
+    with long_progress(f"load, {plan.clients} clients, seconds", seconds) as told:
+        return asyncio.run(run_load(socket, plan, lambda done: told(int(done * seconds))))
 
 
 def _lines(figures: LoadFigures, clients: int) -> list[str]:

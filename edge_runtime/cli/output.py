@@ -5,14 +5,7 @@ from __future__ import annotations
 import io
 import sys
 
-# A terminal obeys control characters, and a text is not to command it: they show as pictures of themselves.
-_PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"}
-_PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
-
-
-def shown(text: str) -> str:
-    """One line that a terminal shows and does not obey."""
-    return text.translate(_PICTURES | dict.fromkeys((ord("\n"), ord("\t")), ord(" ")))
+from ..console import PICTURES
 
 
 class TextOutput:
@@ -26,5 +19,5 @@ class TextOutput:
             self._stream.reconfigure(errors="replace")
 
     def write(self, text: str) -> None:
-        self._stream.write(text.translate(_PICTURES) if self._terminal else text)
+        self._stream.write(text.translate(PICTURES) if self._terminal else text)
         self._stream.flush()

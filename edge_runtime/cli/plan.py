@@ -20,7 +20,7 @@ from ..loading import load_of
 from ..memory import Plan, Room, shown
 from ..memory import plan as plan_memory
 from ..needs import Load, Needs
-from ..parameters import Place
+from ..parameters import Place, Whole
 from ..resident import Resident
 from ..schema import plain
 from ..server.preparing import board_room, machine_room, settings_of
@@ -44,8 +44,8 @@ _MISFIT = 1
     show_default=True,
     help="Where: " + ", ".join(board.name for board in BOARDS) + ", or the machine that this runs on.",
 )
-@click.option("--context", type=click.IntRange(1), metavar="N", help="Tokens of prompt and answer together.")
-@click.option("--sessions", type=click.IntRange(1, 256), metavar="M", help="Slots of the KV arena.")
+@click.option("--context", type=Whole(1), metavar="N", help="Tokens of prompt and answer together.")
+@click.option("--sessions", type=Whole(1, 256), metavar="M", help="Slots of the KV arena.")
 @click.option(
     "--device",
     type=click.Choice(["cpu", "cuda"]),

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import click
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -17,12 +16,10 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from ..console import plain_console
+from ..console import SlowLines, plain_console
 
 _WORTH_A_BAR = 512
 """Tokens: shorter prompts are read before a bar would be."""
-_EVERY_S = 20.0
-"""Between two lines of a log."""
 
 
 @contextmanager
@@ -55,8 +52,11 @@ def long_progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
 def nested_progress(whole: str = "") -> Iterator[Callable[[str, int, int], None]]:
     """A callback (what, done, total): a bar for ``whole``, one for all else that is done within it, one by one."""
     console = plain_console(stderr=True)
+    if not console.is_terminal:
+        yield _nested_lines(whole)
+        return
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bars:
+    with Progress(*columns, console=console, transient=True) as bars:
         tasks: dict[bool, TaskID] = {}
 
         def report(what: str, done: int, total: int) -> None:
@@ -67,20 +67,32 @@ def nested_progress(whole: str = "") -> Iterator[Callable[[str, int, int], None]
         yield report
 
 
-def _lines(what: str, total: int) -> Callable[[int], None]:
-    began_s = told_s = time.monotonic()
+def _nested_lines(whole: str) -> Callable[[str, int, int], None]:
+    lines, told = SlowLines(), -1
+    begun = False
 
-    def report(done: int) -> None:
-        nonlocal told_s
-        now_s = time.monotonic()
-        if not 0 < done < total or now_s - told_s < _EVERY_S:
-            return
-        told_s = now_s
-        left_s = (now_s - began_s) * (total - done) / done
-        click.echo(f"{what}: {done} of {total}, some {_duration(left_s)} to go", err=True)
+    def report(what: str, done: int, total: int) -> None:
+        nonlocal begun, told
+        done = max(done, 0)
+        # The first of all, and each one of the whole.
+        news = what == whole and done != told
+        lines.tell(f"{what}: {done} of {total}", now=news or not begun)
+        begun, told = True, done if what == whole else told
 
     return report
 
 
-def _duration(seconds: float) -> str:
+def _lines(what: str, total: int) -> Callable[[int], None]:
+    lines, began_s = SlowLines(), time.monotonic()
+
+    def report(done: int) -> None:
+        if 0 < done < total:
+            left_s = (time.monotonic() - began_s) * (total - done) / done
+            lines.tell(f"{what}: {done} of {total}, some {duration(left_s)} to go")
+
+    return report
+
+
+def duration(seconds: float) -> str:
+    """In words, as long as it matters."""
     return f"{seconds:.0f} s" if seconds < 90.0 else f"{seconds / 60.0:.0f} minutes"

@@ -15,7 +15,7 @@ from rich.console import Console
 from ..bench.compare.plot import check_plot
 from ..boards import BOARDS, board_named
 from ..console import plain_console
-from ..parameters import Finite, Place, Written, refuse_useless
+from ..parameters import Finite, Place, Whole, Written, refuse_useless
 from ..simulator.loop import simulated
 from ..simulator.pilot import Constant, Governed, Pilot
 from ..simulator.plot import plot
@@ -55,7 +55,7 @@ _OF_ONE_BOARD = ("board", "ambient", "temperature_limit", "power_limit", "withou
               help="The same.  [default: what the board's default mode is named after]")  # fmt: skip
 @click.option("--without-governor", is_flag=True, help=f"K={FIXED_K} without waits: the hardware is on its own.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Of texts and of what sensors err by.")
-@click.option("--plants", type=click.IntRange(1, 1_000_000), metavar="N",
+@click.option("--plants", type=Whole(1, 1_000_000), metavar="N",
               help="Instead of a board: so many random plants, of which the governor knows nothing. Some 3 s of a core "
                    "for 20 minutes of one.")  # fmt: skip
 @click.option("--bundle", metavar="DIR", type=Place(exists=True, file_okay=False),

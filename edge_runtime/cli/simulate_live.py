@@ -14,8 +14,8 @@ from rich.table import Table
 from ..bench.live import LiveRun, run_live, small_plant
 from ..boards import Board
 from ..bundle import read_manifest, verify_files
+from ..console import ends_tidily
 from ..simulator.tree import BoardTree
-from .interrupt import ends_tidily
 from .simulate_tables import SWITCHED_OFF, Row, changes_table, held_table, limit_rows, lines_table, off_rows
 
 _COLUMNS = 60

@@ -10,13 +10,13 @@ from typing import get_args
 
 import click
 
+from ..console import shown
 from ..errors import Unavailable
-from ..parameters import Finite, Place, refuse_useless
+from ..parameters import Finite, Place, Whole, refuse_useless
 from ..telemetry.opening import SourceName, is_starting, open_source
 from ..telemetry.recording import new_samples, read_recording, record
 from ..telemetry.sample import Sample
 from ..telemetry.source import TelemetrySource
-from .output import shown
 
 _PATIENCE_S = 30.0
 """For a first sample: jtop's process has to start."""
@@ -31,7 +31,7 @@ _MOST_LINES = 1_000_000_000
               help="Where the board's file system begins.")  # fmt: skip
 @click.option("--interval", type=Finite(0.02, 3600.0, "seconds"), default=1.0, metavar="S", show_default=True,
               help="Seconds between samples.")  # fmt: skip
-@click.option("--count", type=click.IntRange(1, _MOST_LINES), metavar="N", help="So many samples, a line each.")
+@click.option("--count", type=Whole(1, _MOST_LINES), metavar="N", help="So many samples, a line each.")
 @click.option("--follow", is_flag=True, help="Samples without end, a line each.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, an object a line: what --replay reads.")
 @click.pass_context

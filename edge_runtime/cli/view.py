@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
+from ..console import shown
 from ..status import BudgetStatus, SlotStatus, Status
-from .output import shown
 
 _LABEL = 11
 _BAR = 24

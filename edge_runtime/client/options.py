@@ -27,10 +27,12 @@ class Options(TypedDict, total=False):
     speculative: Mapping[str, Any]
     """``{"enabled": bool, "max_draft_tokens": int, "acceptance": "lossless" | "exact" | "sampled"}``"""
     priority: int
-    repeat_limit: int
     """-2 to 2; lower ones are served first."""
+    repeat_limit: int
     timeout_ms: int
     """An answer that is not complete by then fails."""
+    cache_salt: str
+    """Its prompts are reused for this user's requests with the same one only."""
     user: str
     metadata: Mapping[str, str]
     safety_identifier: str

@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from edge_runtime.engines.protocol import Floats, Ids
+from edge_runtime.reuse import ONE, Owner
 from edge_runtime.sampling import Distribution, SamplingParams
 
 NO_TOKENS: Ids = np.zeros(0, np.int64)
@@ -42,8 +43,8 @@ class DraftContext:
     step that failed; ``None`` where the target keeps none."""
     chance: Callable[[float], float] = as_it_says
     """From the draft's own probability of a token to the chance that the target keeps it, as far as that was learnt."""
-    client: int = 0
-    """Who asks: what one client's texts say must not be told another."""
+    owner: Owner = ONE
+    """Whose text it is: what one client's texts say must not be told another."""
     branches: int = 0
     """Most alternatives beside the chain."""
     window: int | None = None

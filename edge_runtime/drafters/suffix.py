@@ -9,6 +9,7 @@ else's text is drafted from it, unless all clients are told to be one. Clients t
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from edge_runtime.engines.protocol import Ids
 from edge_runtime.errors import ConfigError
+from edge_runtime.reuse import Owner
 
 from ..session import common_prefix
 from .protocol import NO_TOKENS, DraftContext, DraftProposal
@@ -29,8 +31,8 @@ _WAYS = 8
 _NOWHERE = -1
 _LONGEST = 32
 """Agreeing tokens beyond which one place is no better than another."""
-_NOBODY = -2
-_EVERYBODY = 0
+_EVERYBODY = Owner(-1, "everybody")
+"""No client is called that: whoever has a salt is private."""
 _BREAK = -1
 """Between two texts of one page."""
 
@@ -39,7 +41,9 @@ _BREAK = -1
 class _Writing:
     """The text of one slot, as far as it was written down."""
 
-    client: int = _NOBODY
+    owner: Owner | None = None
+    seed: int = 0
+    """What stands for the owner in the index."""
     text: list[int] = field(default_factory=list)
     page: int = -1
     """Which its last tokens went to."""
@@ -65,7 +69,7 @@ class SuffixCache:
         self._shared = shared
         self._tokens: NDArray[np.int32] = np.zeros((pages, _PAGE), np.int32)
         self._filled = [0] * pages
-        self._owner = [_NOBODY] * pages
+        self._owner: list[Owner | None] = [None] * pages
         self._used = [0] * pages
         """When each page was last written to or drafted from."""
         self._stamps = [0] * pages
@@ -77,6 +81,8 @@ class SuffixCache:
         }
         """Size -> [buckets, ways] places behind such tokens; stale ones are seen by their tokens."""
         self._mask = buckets - 1
+        self._secret = secrets.token_hex(16)
+        """Nobody can tell which tokens of others share a bucket with own ones, and so see by these when they come."""
         self._writing: dict[int, _Writing] = {}
 
     @property
@@ -89,12 +95,12 @@ class SuffixCache:
 
     def propose(self, context: DraftContext, k: int) -> DraftProposal:
         """Also remembers the text."""
-        client = _EVERYBODY if self._shared else context.client
-        if client < 0:
+        owner = _EVERYBODY if self._shared and not context.owner.private else context.owner
+        if not owner.known:
             return DraftProposal(NO_TOKENS, None, self.name, "this client has no name")
-        self._follow(context.slot, client, context.tokens)
+        writing = self._follow(context.slot, owner, context.tokens)
         most = min(k, self.max_k)
-        places = self._places(context.tokens, client) if most > 0 else []
+        places = self._places(context.tokens, writing) if most > 0 else []
         if not places:
             return DraftProposal(NO_TOKENS, None, self.name, "no earlier text goes on from here")
         tokens = self._following(places, most)
@@ -110,13 +116,13 @@ class SuffixCache:
 
     # Writing
 
-    def _follow(self, slot: int, client: int, tokens: Ids) -> None:
+    def _follow(self, slot: int, owner: Owner, tokens: Ids) -> _Writing:
         writing = self._writing.setdefault(slot, _Writing())
         known = writing.text
-        if writing.client != client:
+        if writing.owner != owner:
             # Never a page of somebody else's.
-            writing.client, writing.page, known = client, -1, []
-            writing.text = known
+            writing.owner, writing.page, known = owner, -1, []
+            writing.seed, writing.text = hash((self._secret, owner)), known
         count = len(known)
         if count > len(tokens) or known[-_LONGEST:] != tokens[max(0, count - _LONGEST) : count].tolist():
             # Another text, or one that was cut: what the two begin with is written down already.
@@ -125,6 +131,7 @@ class SuffixCache:
             self._break(writing)
         for token in tokens[count:].tolist():
             self._write(writing, token)
+        return writing
 
     def _write(self, writing: _Writing, token: int) -> None:
         page = writing.page if self._room(writing) else self._new_page(writing)
@@ -132,7 +139,7 @@ class SuffixCache:
         # Only now have the tokens that end before this one something behind them.
         for size in _SIZES:
             if len(writing.text) >= size:
-                row = self._index[size][self._bucket(writing.client, writing.text[-size:])]
+                row = self._index[size][self._bucket(writing.seed, writing.text[-size:])]
                 at, ways = page * _PAGE + place, row.tolist()
                 row[ways.index(_NOWHERE) if _NOWHERE in ways else at % _WAYS] = at
         self._tokens[page, place] = token
@@ -157,7 +164,7 @@ class SuffixCache:
 
     def _new_page(self, writing: _Writing) -> int:
         page = min(range(len(self._used)), key=self._used.__getitem__)
-        self._owner[page] = writing.client
+        self._owner[page] = writing.owner
         self._stamps[page] += 1
         # A page begins with the tokens before it, so that agreements do not end at its edge.
         before = writing.text[-_LONGEST:]
@@ -171,20 +178,20 @@ class SuffixCache:
         self._now += 1
         self._used[page] = self._now
 
-    def _bucket(self, client: int, tokens: list[int]) -> int:
-        return hash((client, *tokens)) & self._mask
+    def _bucket(self, seed: int, tokens: list[int]) -> int:
+        return hash((seed, *tokens)) & self._mask
 
     # Reading
 
-    def _places(self, tokens: Ids, client: int) -> list[tuple[int, int]]:
+    def _places(self, tokens: Ids, reader: _Writing) -> list[tuple[int, int]]:
         """(agreeing tokens, place) of those that agree longest, and of others of nearly that length."""
         end = tokens[-_LONGEST:].astype(np.int32)
         listed = end.tolist()
         for size in reversed(_SIZES):
             if len(listed) < size:
                 continue
-            row = self._index[size][self._bucket(client, listed[-size:])].tolist()
-            found = [(self._agreement(place, client, end), place) for place in row if place != _NOWHERE]
+            row = self._index[size][self._bucket(reader.seed, listed[-size:])].tolist()
+            found = [(self._agreement(place, reader.owner, end), place) for place in row if place != _NOWHERE]
             longest = max((length for length, _ in found), default=0)
             if longest >= size:
                 places = [(length, place) for length, place in found if 2 * length > longest and length >= size]
@@ -193,9 +200,9 @@ class SuffixCache:
                 return places
         return []
 
-    def _agreement(self, place: int, client: int, end: NDArray[np.int32]) -> int:
+    def _agreement(self, place: int, owner: Owner | None, end: NDArray[np.int32]) -> int:
         page, offset = divmod(place, _PAGE)
-        if self._owner[page] != client or offset >= self._filled[page]:
+        if self._owner[page] != owner or offset >= self._filled[page]:
             return 0
         longest = min(len(end), offset)
         differs = end[len(end) - longest :] != self._tokens[page, offset - longest : offset]

@@ -15,9 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ..bundle import TARGET, TREE_ROWS, Manifest, Model
 from ..errors import ConfigError, EngineError
 from .bounds import refuse_head, refuse_lanes, refuse_path, refuse_prefix, refuse_slot, refuse_step, refuse_tokens
+from .even_rows import even, parts_of
 from .ort_bindings import Bindings, BoundReadout
 from .ort_lanes import LaneBindings
 from .ort_memory import Arrays, bind_host
@@ -106,7 +109,10 @@ class OrtEngine:
         refuse_tokens(step.tokens, self._embedded)
         if step.parents is not None and not (info.trees and len(step.parents) == count <= TREE_ROWS):
             raise ValueError("no tree, or an engine without trees")
-        rows = max(count, info.min_rows)
+        parts = self._parts(step)
+        if len(parts) > 1:
+            return self._in_parts(step, parts)
+        rows = self._padded(count)
         arrays = self._arrays
         # A padded row writes garbage K/V behind the last token, where the next forward writes anyway.
         arrays.ids[0, :count] = step.tokens
@@ -123,12 +129,36 @@ class OrtEngine:
             for name in run.biases:
                 bind_host(run.binding.bind_input, name, biases[name], biases[name].shape)
             self._run(run.session, run.binding, run.pushed, replay)
-        self._rows = count * info.fan_out
-        hidden = arrays.hidden.host(rows * info.fan_out)[: self._rows]
+        hidden = arrays.hidden.host(rows * info.fan_out)[: count * info.fan_out]
         arrays.kept.write(step.slot, step.position, hidden)
+        return self._output(step, hidden)
+
+    def _in_parts(self, step: StepInput, parts: Sequence[StepInput]) -> StepOutput:
+        """As one forward, whose rows lie one behind the other."""
+        hidden, feeds = [], []
+        for part in parts:
+            output = self.forward(part)
+            hidden.append(output.hidden.copy())
+            feeds.append(None if output.feed is None else output.feed.copy())
+        rows = self._arrays.hidden.host(len(step.tokens) * self._info.fan_out)
+        rows[:] = np.concatenate(hidden)
+        told = [feed for feed in feeds if feed is not None]
+        if told and self._arrays.feed is not None:
+            self._arrays.feed.host(len(step.tokens))[:] = np.concatenate(told)
+        return self._output(step, rows)
+
+    def _output(self, step: StepInput, hidden: Floats) -> StepOutput:
+        arrays, self._rows = self._arrays, len(hidden)
         head = None if step.head is None else self.head(step.head)
-        feed = arrays.feed.host(count) if self._bindings.feeds and arrays.feed is not None else None
+        feed = arrays.feed.host(len(step.tokens)) if self._bindings.feeds and arrays.feed is not None else None
         return StepOutput(head, hidden, feed)
+
+    def _parts(self, step: StepInput) -> list[StepInput]:
+        # What the parts are cut by is the processor's.
+        return parts_of(step) if self._info.min_rows > 1 and not self._cuda else [step]
+
+    def _padded(self, count: int) -> int:
+        return even(count) if self._info.min_rows > 1 else count
 
     def forward_lanes(self, steps: Sequence[StepInput]) -> LanesOutput:
         """As ``LanesEngine``. Raises ``ValueError`` for an engine without lanes."""
@@ -136,23 +166,40 @@ class OrtEngine:
             raise ValueError("an engine without lanes")
         info, arrays = self._info, self._arrays
         refuse_lanes(steps, info, self._settings.max_head_rows)
-        counts = [max(len(step.tokens), info.min_rows) for step in steps]
+        before, lasts = self._run_before(steps)
+        counts = [self._padded(len(step.tokens)) for step in lasts]
         firsts = [0, *itertools.accumulate(counts)]
-        for step, first, count in zip(steps, firsts, counts, strict=False):
+        for step, first, count in zip(lasts, firsts, counts, strict=False):
             refuse_tokens(step.tokens, self._embedded)
             arrays.ids[0, first : first + count] = 0
             arrays.ids[0, first : first + len(step.tokens)] = step.tokens
-        slots = tuple(step.slot for step in steps)
-        self._run(self._sessions.body, self._lanes.bind(slots, [step.position for step in steps], counts), ())
+        slots = tuple(step.slot for step in lasts)
+        self._run(self._sessions.body, self._lanes.bind(slots, [step.position for step in lasts], counts), ())
+        hidden = arrays.hidden.host(firsts[-1])
+        for step, first in zip(lasts, firsts, strict=False):
+            arrays.kept.write(step.slot, step.position, hidden[first : first + len(step.tokens)])
+        if any(map(len, before)):
+            spans = itertools.pairwise(firsts)
+            lanes = [np.concatenate((rows, hidden[a:b])) for rows, (a, b) in zip(before, spans, strict=True)]
+            firsts = [0, *itertools.accumulate(map(len, lanes))]
+            hidden = arrays.hidden.host(firsts[-1])
+            hidden[:] = np.concatenate(lanes)
         # Behind the last lane's own rows there is nothing that anybody may read.
         self._rows = firsts[-2] + len(steps[-1].tokens)
-        hidden = arrays.hidden.host(firsts[-1])
         own = [hidden[first : first + len(step.tokens)] for step, first in zip(steps, firsts, strict=False)]
-        for step, rows in zip(steps, own, strict=True):
-            arrays.kept.write(step.slot, step.position, rows)
         heads = self._lane_heads(steps, hidden, firsts)
         outputs = tuple(StepOutput(head, rows) for head, rows in zip(heads, own, strict=True))
         return LanesOutput(outputs, tuple(firsts[:-1]))
+
+    def _run_before(self, steps: Sequence[StepInput]) -> tuple[list[Floats], list[StepInput]]:
+        """The last part of each step, and the rows of those before it, which are run now."""
+        parts = [self._parts(step) for step in steps]
+        none: Floats = np.zeros((0, self._info.hidden_size), np.float32)
+        before = [
+            np.concatenate([none, *(self.forward_lanes((part,)).steps[0].hidden.copy() for part in more[:-1])])
+            for more in parts
+        ]
+        return before, [more[-1] for more in parts]
 
     def _lane_heads(self, steps: Sequence[StepInput], hidden: Floats, firsts: Sequence[int]) -> list[HeadOutput | None]:
         """One head for the rows of all lanes; readouts one by one, since each lane has its temperature."""
@@ -163,7 +210,7 @@ class OrtEngine:
             if step.head is None:
                 spans.append(None)
                 continue
-            first, stop, pad = self._padded(step.head)
+            first, stop, pad = self._head_rows(step.head)
             picked.host(stop - first, start)[:] = hidden[begin + first : begin + stop]
             spans.append((start, stop - first, pad))
             start += stop - first
@@ -179,17 +226,17 @@ class OrtEngine:
             found.append(self._read(step.head, self._bindings.picked_readout(first, count), first, pad))
         return found
 
-    def _padded(self, request: HeadRequest) -> tuple[int, int, int]:
-        """(first, stop, rows before the first that was asked for): the deterministic mode pads a lone head row with a
-        neighbour; row 1 may be the padded one."""
+    def _head_rows(self, request: HeadRequest) -> tuple[int, int, int]:
+        """(first, stop, rows before the first that was asked for): the deterministic mode pads an odd number with a
+        neighbour, which may be a row that is nobody's."""
         first, stop = request.first, request.stop
-        if stop - first >= self._info.min_rows:
+        if stop - first == self._padded(stop - first):
             return first, stop, 0
         return (first - 1, stop, 1) if first > 0 else (first, stop + 1, 0)
 
     def head(self, request: HeadRequest) -> HeadOutput:
         refuse_head(request, self._rows, self._settings.max_head_rows)
-        first, stop, pad = self._padded(request)
+        first, stop, pad = self._head_rows(request)
         count = stop - first
         self._run(self._sessions.head, self._bindings.head(first, count), (), self._replays.get(first, count, "head"))
         self._reads.clear()

@@ -106,19 +106,19 @@ class Arrays:
     def __init__(self, model: Model, settings: OrtSettings, target: Arrays | None) -> None:
         """``target``: whose caches a model that ``shares`` writes to."""
         device = settings.device
-        rows = max(settings.max_rows, 2)
+        spare = _spare_rows(model, settings)
+        rows, head_rows = settings.max_rows + spare, settings.max_head_rows + spare
         self.ids = np.zeros((1, rows), np.int64)
         self.seqlens_k = np.zeros(1, np.int32)
         self.total_length = np.zeros(1, np.int32)
         self.position_ids = np.zeros((1, rows), np.int64)
         self.sight = Sight(model, settings, rows)
         self.inverse_temperature = np.ones((), np.float32)
-        self.gather_rows = np.zeros((settings.max_head_rows, 1), np.int64)
+        self.gather_rows = np.zeros((head_rows, 1), np.int64)
         self.hidden = Buffer((rows * model.fan_out, model.hidden_size), np.float32, device)
-        most = max(settings.max_head_rows, 2)
-        self.picked = Buffer((most, model.hidden_size), np.float32, device) if settings.lanes else None
+        self.picked = Buffer((head_rows, model.hidden_size), np.float32, device) if settings.lanes else None
         """Hidden rows of several lanes that are read out at one go."""
-        self.logits = Buffer((settings.max_head_rows, model.head_rows), np.float32, device)
+        self.logits = Buffer((head_rows, model.head_rows), np.float32, device)
         self.hidden_in: Floats | None = None
         self.feed: Buffer | None = None
         self.per_layer: Floats | None = None
@@ -181,6 +181,13 @@ def _twins(small: dict[str, NDArray[Any] | None], device: str) -> dict[str, Buff
     if device == "cpu":
         return {}
     return {name: Buffer(one.shape, one.dtype.type, device) for name, one in small.items() if one is not None}
+
+
+def _spare_rows(model: Model, settings: OrtSettings) -> int:
+    """What the deterministic mode pads with: one row, or one for each lane."""
+    if not settings.deterministic:
+        return 0
+    return model.lanes.count if settings.lanes and model.lanes else 1
 
 
 def _zeros(shape: tuple[int, ...], dtype: type[Any], paid: str) -> NDArray[Any]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,8 @@ import numpy as np
 
 from ..bundle import Model
 from ..errors import BundleError, ConfigError
+from ..quiet import keep_to_ourselves
+from .even_rows import WITHOUT_BLOCKS
 from .ort_settings import OrtSettings
 
 if TYPE_CHECKING:
@@ -70,6 +73,7 @@ def open_sessions(
 
 def looks_one_further() -> bool:
     """Whether a window of n on the CPU is n tokens beside the row itself, as before 1.24 (measured with 1.23.2)."""
+    keep_to_ourselves()
     import onnxruntime
 
     major, minor = onnxruntime.__version__.split(".")[:2]
@@ -77,6 +81,7 @@ def looks_one_further() -> bool:
 
 
 def refuse_missing_provider(device: str) -> None:
+    keep_to_ourselves()
     import onnxruntime
 
     if _PROVIDERS[device] not in onnxruntime.get_available_providers():
@@ -89,6 +94,7 @@ def map_table(directory: Path, model: Model, settings: OrtSettings) -> dict[str,
 
     With caches that are paid for at load it is read then too: its rows would come in one by one, in the first minutes.
     """
+    keep_to_ourselves()
     import onnxruntime
 
     values = {}
@@ -113,6 +119,7 @@ def make_session(
 ) -> onnxruntime.InferenceSession:
     """``entries``: of onnxruntime's session configuration. ``replayed``: its runs may be captured as CUDA graphs, where
     the settings want that."""
+    keep_to_ourselves()
     import onnxruntime
 
     provider = _PROVIDERS[settings.device]
@@ -133,9 +140,10 @@ def make_session(
         provider_options = cuda_options(settings, replayed)
     try:
         # With its own fallback onnxruntime prints a note when a provider fails, and goes on without it.
-        session = onnxruntime.InferenceSession(
-            str(path), options, providers=[(provider, provider_options)], enable_fallback=0
-        )
+        with _environment({WITHOUT_BLOCKS: "1"} if settings.deterministic else {}):
+            session = onnxruntime.InferenceSession(
+                str(path), options, providers=[(provider, provider_options)], enable_fallback=0
+            )
     except Exception as problem:  # onnxruntime raises its own classes, unrelated to each other
         first = str(problem).splitlines()[0]
         if settings.device == "cuda" and "CPU EP" in first:
@@ -151,6 +159,21 @@ def make_session(
             "missing or another one"
         )
     return session
+
+
+@contextmanager
+def _environment(entries: Mapping[str, str]) -> Iterator[None]:
+    """For settings that onnxruntime reads nowhere else."""
+    before = {name: os.environ.get(name) for name in entries}
+    os.environ.update(entries)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _prepare_cuda(options: onnxruntime.SessionOptions, settings: OrtSettings) -> None:

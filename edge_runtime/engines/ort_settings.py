@@ -20,7 +20,7 @@ class OrtSettings:
     threads: int = 0
     """Intra-op threads, 0 = one per physical core as onnxruntime counts them."""
     deterministic: bool = False
-    """Never run a lone row: results then do not depend on how many rows run together (ARCHITECTURE.md)."""
+    """Run rows such that results do not depend on how many of them run together (``even_rows``, ARCHITECTURE.md)."""
     head: Literal["screened", "full"] = "screened"
     """Screened: the coarse table first, where the bundle has one (see ``bundle.Screen``)."""
     lanes: bool = False

@@ -44,5 +44,5 @@ def _session(served: Served, request: Request, max_tokens: int | None, slot: int
         prediction=request.prediction,
         max_draft_tokens=request.max_draft_tokens,
         repeat_limit=request.repeat_limit,
-        client=request.client,
+        owner=request.owner,
     )

@@ -209,7 +209,7 @@ class Book:
         if waiter is None:
             return None
         entry = self.entries[waiter.number]
-        entry.placement = entry.line.slots.place(entry.request.prompt)
+        entry.placement = entry.line.slots.place(entry.request.prompt, entry.request.owner)
         assert entry.placement is not None  # a slot was free
         entry.started_s, entry.leader = now_s, None
         self._running[waiter.number] = entry

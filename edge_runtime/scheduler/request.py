@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ..engines.protocol import Ids
 from ..errors import EdgeError
 from ..generation import GenerationResult, Piece
+from ..reuse import Owner
 from ..sampling import SamplingParams
 from ..session import Policy
 from ..shaping import ShapingParams
@@ -38,10 +39,17 @@ class Request:
     """Ends an answer whose last so many tokens go round in circles; ``None``: goes on."""
     client: int = 0
     """uid of who asks: limits are per client."""
+    salt: str = ""
+    private: bool = False
+    """Both as ``Owner`` has them: whose answers this one may make faster, and whose texts it may be made faster by."""
     priority: int = 0
     """-2..2; each step of it doubles the share of the engine, and lower ones are served first (as in vLLM)."""
     deadline_s: float | None = None
     """Monotonic clock: an answer that is not complete by then fails with ``DeadlineExceeded``."""
+
+    @property
+    def owner(self) -> Owner:
+        return Owner(self.client, self.salt, self.private)
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,6 +182,8 @@ class Scheduler:
         placement, request, served = entry.placement, entry.request, entry.line.served
         assert placement is not None  # it was placed a moment ago
         try:
+            if placement.moved:
+                served.decoder.drafter.reset(placement.slot)
             if placement.source != placement.slot:
                 served.decoder.target.copy_prefix(placement.source, placement.slot, placement.shared)
             entry.generation = generation(served, request, entry.max_tokens, placement.slot, placement.shared)

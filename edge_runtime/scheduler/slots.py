@@ -1,7 +1,8 @@
 """Which tokens each slot of the KV arena holds, and where a prompt goes. Pure; knows no engine, no request, no clock.
 
 An entry of a cache is a function of the tokens up to it, so that equal tokens at the start are an equal cache: a
-prompt saves whatever prefix it shares with any slot, a busy one included, since what a text has committed stays.
+prompt saves whatever prefix it shares with any slot, a busy one included, since what a text has committed stays. As far
+as ``reuse`` lets its owner.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..engines.protocol import Ids
+from ..reuse import ONE, Owner
 from ..session import common_prefix
 from ..status import SlotStatus
 
@@ -26,6 +28,8 @@ class Placement:
     """Whose first ``shared`` entries it starts from; the slot itself when they are in place."""
     shared: int
     """Entries of the prompt that need not be computed; at most all but the last, whose row decides."""
+    moved: bool = False
+    """Whether the slot was another's: what else remembers its text has to forget it."""
 
 
 class Slots:
@@ -34,6 +38,8 @@ class Slots:
         self._tokens: Ids = np.zeros((count, capacity), np.int64)
         """[slots, capacity] the tokens behind the entries; all the memory there is, whatever was asked so far."""
         self._held = [0] * count
+        self._owner: list[Owner | None] = [None] * count
+        """Whose text it holds, or held."""
         self._busy = [False] * count
         self._released = [0] * count
         """By order; 0: never used."""
@@ -48,7 +54,7 @@ class Slots:
         """[n] a view."""
         return self._tokens[slot, : self._held[slot]]
 
-    def place(self, prompt: Ids) -> Placement | None:
+    def place(self, prompt: Ids, owner: Owner = ONE) -> Placement | None:
         """Take a slot for a prompt [n >= 1]; ``None`` when all are busy.
 
         What it starts from counts as held at once: the caller copies it before anything else is placed.
@@ -56,15 +62,18 @@ class Slots:
         if not self.free:
             return None
         usable = prompt[:-1]
-        shared = [common_prefix(self.held(slot), usable) for slot in range(len(self._busy))]
+        shared = [
+            owner.usable(self._owner[slot], common_prefix(self.held(slot), usable)) for slot in range(len(self._busy))
+        ]
         slot = self._choose(shared)
         source = max(range(len(shared)), key=shared.__getitem__)
         if shared[source] - shared[slot] < self._worth:
             source = slot
+        before, self._owner[slot] = self._owner[slot], owner
         self._busy[slot] = True
         self._held[slot] = shared[slot]
         self.grow(slot, usable[: shared[source]])
-        return Placement(slot, source, shared[source])
+        return Placement(slot, source, shared[source], before is not None and not owner.same(before))
 
     def _choose(self, shared: list[int]) -> int:
         free = [slot for slot, busy in enumerate(self._busy) if not busy]

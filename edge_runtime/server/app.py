@@ -97,7 +97,8 @@ class _Api:
         """JSON, templates, tokenizers and grammars may take long for long texts: not on the loop that streams to
         others."""
         body = await self._body(request)
-        asker = Asker(peer_of(request.scope).uid, self._service.clock())
+        client = peer_of(request.scope).uid
+        asker = Asker(client, self._service.clock(), self._service.config.isolation.keeps_apart(client))
         return await asyncio.to_thread(prepare, body, asker)
 
     def _chat(self, body: bytes, asker: Asker) -> Answering:

@@ -28,6 +28,8 @@ class Asker:
 
     client: int
     now_s: float
+    private: bool = False
+    """Whether its prompts are kept apart whatever it says."""
 
 
 def check_model(name: str | None, model: Model) -> None:
@@ -83,6 +85,8 @@ def requests_of(
         policy=_policy(asked),
         repeat_limit=asked.repeat_limit,
         client=asker.client,
+        salt=asked.cache_salt or "",
+        private=asker.private or asked.cache_salt is not None,
         priority=asked.priority or 0,
         deadline_s=None if asked.timeout_ms is None else asker.now_s + asked.timeout_ms / 1000.0,
     )

@@ -12,6 +12,7 @@ import re
 import socket
 import struct
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,11 +110,38 @@ class Connection(H11Protocol):
         transport.set_write_buffer_limits(high=0)
         self.app_state = {**self.app_state, "peer": _peer(transport)}
         count = len(self.connections) - self.limits.max_connections
+        if count > 0 and self._takes_a_place():
+            count = 0
         if count > _SPARE_CONNECTIONS:
             transport.abort()
         elif count > 0:
             self.app = _full(self.limits.max_connections)
         self._watch_request()
+
+    @property
+    def _uid(self) -> int:
+        peer: Peer = self.app_state["peer"]
+        return peer.uid
+
+    def _takes_a_place(self) -> bool:
+        """Nobody locks others out by holding connections: of the user with most of them, if that is not this one, one
+        on which nothing is answered gives way. Whether one did."""
+        held = Counter(one._uid for one in self.connections if isinstance(one, Connection))
+        (heaviest, most), *_ = held.most_common(1)
+        if most <= held[self._uid]:
+            return False
+        for one in self.connections:
+            if isinstance(one, Connection) and one._uid == heaviest and not one._answers:
+                self.connections.discard(one)
+                one.transport.abort()
+                return True
+        return False
+
+    @property
+    def _answers(self) -> bool:
+        """Whether a request is here, all of it, and its answer is not sent."""
+        cycle = self.cycle
+        return cycle is not None and not cycle.response_complete and not cycle.more_body
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unset_timers()

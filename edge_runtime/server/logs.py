@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Mapping
@@ -11,6 +12,9 @@ from collections.abc import Mapping
 import msgspec
 
 _SYSLOG = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
+
+
+_QUOTES = re.compile(r"[(<\n]")
 
 
 class OneLine(logging.Formatter):
@@ -21,6 +25,9 @@ class OneLine(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         text = record.getMessage()
+        if record.name == "asyncio":
+            # It goes on with what a call was given, and a task's result or error, all as Python writes them.
+            text = _QUOTES.split(text, maxsplit=1)[0]
         if record.exc_info and record.exc_info[1] is not None:
             # Where, and not what: an exception's words may quote a request.
             problem = record.exc_info[1]

@@ -140,6 +140,8 @@ class Common(Strict, frozen=True, kw_only=True):
     """An answer that is not complete by then is given up."""
     repeat_limit: Annotated[int, Meta(ge=6, le=1 << 20)] | None = None
     """Ends an answer whose last so many tokens go round in circles."""
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    """Prefixes are then reused between this user's requests with the same salt, and with nobody else's."""
     # Of OpenAI's service; none of them changes a text.
     user: str | None = None
     metadata: dict[str, str] | None = None

@@ -253,7 +253,7 @@ class Plant:
             throttling=Throttling(
                 (("oc3", self.events),), (CoolingDevice("devfreq-17000000.gpu", state, _COOLING_STATES),)
             ),
-            fan=self.fan,
+            fan=min(1.0, max(0.0, self.fan)),
         )
 
     def sample(self) -> Sample | None:

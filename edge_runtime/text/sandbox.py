@@ -1,7 +1,8 @@
 """Where a foreign template runs. Knows no chat and no model.
 
 Jinja's sandbox keeps a template from Python's attributes and from files. What it may cost is bounded here: every turn
-of a loop and every character that an expression makes is paid from a budget, ahead where it could be many.
+of a loop, every character that an expression makes, and what it reads for that, is paid from a budget, ahead where it
+could be many.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ _BUDGET = "work left"
 """Not a name that a template can spell."""
 _WORK_OF_A_TURN = 8
 """Of a loop, or a call: what takes as long as some characters."""
+_READ_FOR_ONE = 8
+"""Characters that are looked at in the time in which one is made."""
 _LONGEST_INTEGER = 1024
+_LONGEST_TIME_FORMAT = 256
 _WIDE_BRACES = re.compile(r":[^}]*(?:\{|\d{4})")
 _WIDE = re.compile(r"%[^a-zA-Z%]*(?:\*|\d{4})")
 # Made to fill space, or without a bound that is easily known.
@@ -102,7 +106,12 @@ def _environment() -> Any:
     filters["replace"] = _bounded(filters["replace"], lambda value, *rest: _size_of_replace(str(value), rest))
     filters["indent"] = _bounded(filters["indent"], _size_of_indent)
     filters["format"] = _bounded(filters["format"], lambda value, *rest: _size_of_binop("%", value, rest))
+    known: list[dict[str, Any]] = [filters, environment.tests]
+    for named in known:
+        for name in set(named) - {"join", "replace", "indent", "format"}:
+            named[name] = _bounded(named[name], lambda value, *rest, **more: _reading(value))
     filters[_TURN], filters[_CONCAT] = jinja2.pass_context(_turn), jinja2.pass_context(_concat)
+    filters[_READ] = jinja2.pass_context(_read)
     given = environment.globals
     environment.globals = {name: given[name] for name in _GLOBALS}
     environment.globals |= {"range": jinja2.pass_context(_range), "raise_exception": _refuse, "strftime_now": _now}
@@ -111,11 +120,11 @@ def _environment() -> Any:
 
 # --- paying ---------------------------------------------------------------------------------------
 
-_TURN, _CONCAT = "turn of a loop", "concatenation"
+_TURN, _CONCAT, _READ = "turn of a loop", "concatenation", "what is read"
 
 
 def _paying(tree: Any) -> Any:
-    """The template with a payment at each turn of a loop and call of a macro, and for each ``~``."""
+    """The template with a payment at each turn of a loop, call of a macro, ``~``, comparison and slice."""
     from jinja2 import nodes
     from jinja2.visitor import NodeTransformer
 
@@ -130,6 +139,21 @@ def _paying(tree: Any) -> Any:
         def visit_Concat(self, node: Any) -> Any:
             self.generic_visit(node)
             return nodes.Filter(nodes.List(node.nodes), _CONCAT, [], [], None, None)
+
+        def visit_Compare(self, node: Any) -> Any:
+            self.generic_visit(node)
+            for side in (node, *node.ops):
+                side.expr = reading(side.expr)
+            return node
+
+        def visit_Getitem(self, node: Any) -> Any:
+            self.generic_visit(node)
+            if isinstance(node.arg, nodes.Slice):
+                node.node = reading(node.node)
+            return node
+
+    def reading(node: Any) -> Any:
+        return node if isinstance(node, nodes.Const) else nodes.Filter(node, _READ, [], [], None, None)
 
     def payment(node: Any) -> Any:
         written = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
@@ -154,6 +178,11 @@ def _concat(context: Any, parts: list[Any]) -> str:
     return "".join(texts)
 
 
+def _read(context: Any, value: Any) -> Any:
+    _budget(context).pay(_reading(value))
+    return value
+
+
 def _paid(context: Any, value: Any) -> Any:
     _budget(context).pay(len(value) if isinstance(value, str) else 1)
     return value
@@ -166,7 +195,7 @@ def _range(context: Any, *bounds: int) -> range:
 
 
 def _bounded(function: Callable[..., Any], size: Callable[..., int]) -> Callable[..., Any]:
-    """A filter of Jinja's, paid for before it runs. It may want the environment first."""
+    """A filter or test of Jinja's, paid for before it runs. It may want the environment first."""
     import jinja2
 
     wants = getattr(function, "jinja_pass_arg", None)
@@ -174,7 +203,10 @@ def _bounded(function: Callable[..., Any], size: Callable[..., int]) -> Callable
     def paid(context: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
         _budget(context).pay(size(value, *args, **kwargs))
         first = {"environment": context.environment, "eval_context": context.eval_ctx, "context": context}
-        return function(*([first[wants.name]] if wants else []), value, *args, **kwargs)
+        made = function(*([first[wants.name]] if wants else []), value, *args, **kwargs)
+        if isinstance(made, str):
+            _budget(context).pay(len(made) // 2)
+        return made
 
     return jinja2.pass_context(paid)
 
@@ -200,7 +232,7 @@ def _size_of_call(called: Any, args: tuple[Any, ...]) -> int:
     called = getattr(called, "__wrapped__", called)
     owner, name = getattr(called, "__self__", None), getattr(called, "__name__", "")
     if not isinstance(owner, str):
-        return _WORK_OF_A_TURN
+        return _WORK_OF_A_TURN + sum(map(_reading, args))
     if name in ("format", "format_map") and _WIDE_BRACES.search(owner):
         raise ValueError("a format that fills space")
     if name in _NO_METHODS:
@@ -232,6 +264,13 @@ def _length(value: Any) -> int:
     return len(value) if hasattr(value, "__len__") else 1
 
 
+def _reading(value: Any) -> int:
+    """Of a value from its start to its end, items of a list included."""
+    if isinstance(value, list | tuple | dict):
+        return len(value) + sum(len(item) for item in value if isinstance(item, str)) // _READ_FOR_ONE
+    return 1 + _length(value) // _READ_FOR_ONE
+
+
 # --- what a template may call ---------------------------------------------------------------------
 
 
@@ -241,4 +280,6 @@ def _refuse(message: str, param: str | None = "messages") -> NoReturn:
 
 
 def _now(form: str) -> str:
+    if len(form) > _LONGEST_TIME_FORMAT:
+        raise ValueError(f"a format of a time has at most {_LONGEST_TIME_FORMAT} characters")
     return datetime.now().strftime(form)

@@ -7,11 +7,11 @@ the seconds spent are part of the state. A plan in steps instead of hours is exa
 from __future__ import annotations
 
 import os
-import pickle
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from pickle import PickleError
 from typing import Any
 
 import numpy as np
@@ -75,7 +75,7 @@ class Seen:
     acceptance: tuple[float, ...]
 
 
-_OF_PICKLES: tuple[type[Exception], ...] = (AttributeError, IndexError, AssertionError, pickle.UnpicklingError)
+_OF_PICKLES: tuple[type[Exception], ...] = (AttributeError, IndexError, AssertionError, PickleError)
 _DAMAGED = DAMAGED + _OF_PICKLES
 
 Check = Callable[["Trainer"], dict[str, Any]]

@@ -40,7 +40,7 @@ class Finding:
 class Judge:
     """``refusal``: the errors that a reader may end in."""
 
-    refusal: type[InputError] | tuple[type[InputError], ...] = InputError
+    refusal: type[Exception] | tuple[type[Exception], ...] = InputError
     findings: dict[str, tuple[str, bytes]] = field(default_factory=dict)
     """Kind -> what was told of the first one, and its input."""
     counts: Counter[str] = field(default_factory=Counter)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ...errors import ConfigError
 from ...resident import Resident
 from ..records import read_record
 
@@ -172,4 +173,8 @@ class Report:
 
 def read_report(path: Path) -> Report:
     """Raises ``ConfigError``."""
-    return read_record(path, Report, SCHEMA, "a run of the bench's growth view")
+    report = read_record(path, Report, SCHEMA, "a run of the bench's growth view")
+    windows = [run.window_s for run in report.sessions.runs] if report.sessions else []
+    if not all(seconds > 0.0 for seconds in (*windows, *(model.prefill_s for model in report.models))):
+        raise ConfigError(f"{path}: something in it took no time")
+    return report

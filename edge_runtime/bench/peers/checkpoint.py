@@ -28,7 +28,9 @@ def as_directory(order: dict[str, Any]) -> Path:
     place = made.with_name(f"{made.name}.part")
     shutil.rmtree(place, ignore_errors=True)
     save(load(source, "float32"), place)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name, local_files_only=True)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(
+        source.parent, gguf_file=source.name, local_files_only=True, trust_remote_code=False
+    )
     tokenizer.save_pretrained(place)
     return place.rename(made)
 
@@ -38,9 +40,11 @@ def load(source: Path, kind: str) -> Any:
     import torch
     import transformers
 
-    options: dict[str, Any] = {"local_files_only": True, "dtype": getattr(torch, kind)}
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False, "dtype": getattr(torch, kind)}
     if source.suffix == ".gguf":
         source, options["gguf_file"] = source.parent, source.name
+    else:
+        options["use_safetensors"] = True
     return transformers.AutoModelForCausalLM.from_pretrained(source, **options).eval()
 
 

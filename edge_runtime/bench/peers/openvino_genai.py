@@ -52,8 +52,7 @@ class OpenvinoPeer:
             self._settings.num_assistant_tokens, self._settings.max_ngram_size = _LOOKED_UP, _GRAM
 
     def generate(self, ids: Sequence[int], count: int, prefix: int) -> dict[str, Any]:
-        """It keeps prefixes by itself and cannot forget them: a prompt that comes again is known already, which is to
-        its advantage."""
+        """It keeps prefixes by itself and cannot forget them; no two prompts begin alike unless that is meant."""
         started = time.perf_counter()
         self._settings.max_new_tokens = count
         prompt = self._core.Tensor(np.array([ids], np.int64))

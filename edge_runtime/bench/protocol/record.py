@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...errors import ConfigError
 from ...resident import Resident
 from ..bandwidth import Speed
 from ..records import read_record
@@ -132,7 +133,11 @@ class Report:
 
 def read_report(path: Path) -> Report:
     """Raises ``ConfigError``."""
-    return read_record(path, Report, SCHEMA, "a run of the bench's protocol")
+    report = read_record(path, Report, SCHEMA, "a run of the bench's protocol")
+    for number, answer in enumerate(report.answers):
+        if not min(answer.whole_s, answer.ttft_s, answer.tpot_s) > 0.0:
+            raise ConfigError(f"{path}: answers[{number}] took no time")
+    return report
 
 
 def done(report: Report) -> set[tuple[int, str]]:

@@ -163,9 +163,10 @@ class Race:
                 with PeerProcess(name, order, entrant.python, max(_CONVERTING_S, self._plan.patience_s)) as peer:
                     made = peer.greeting
                 found = _within(partial, name, made)
-            except EngineError as problem:
+            except BaseException as problem:  # a signal too: what is half made takes gigabytes
                 shutil.rmtree(partial, ignore_errors=True)
-                refused[entrant.place] = _reason(name, problem)
+                if isinstance(problem, EngineError):
+                    refused[entrant.place] = _reason(name, problem)
                 raise
             (partial / told.name).write_text(f"{found}\n", encoding="utf-8")
             partial.rename(entrant.place)

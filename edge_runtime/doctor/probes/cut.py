@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ...wire import Field, decode, encode, texts
 from .graphs import Edge, TensorHead, attributes_of, edge_bytes, edge_of, tensor_head, with_attribute
-from .wire import Field, decode, encode, texts
 
 EMBEDDINGS = "embeddings"
 """Input of bodies for TensorRT, which take no token ids."""

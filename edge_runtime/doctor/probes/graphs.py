@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .wire import Field, decode, encode, fixed32, unpacked
+from ...wire import Field, decode, encode, fixed32, unpacked
 
 _IR_VERSION = 10
 OPSET = 21

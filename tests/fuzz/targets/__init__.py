@@ -14,7 +14,7 @@ from ..judge import Judge
 
 
 class Target(Protocol):
-    REFUSAL: type[InputError] | tuple[type[InputError], ...]
+    REFUSAL: type[Exception] | tuple[type[Exception], ...]
     NAME: str
     """Of the file that the reader is given."""
 

@@ -1,4 +1,4 @@
-"""The first layer out of an ONNX graph, as the doctor cuts it: its bytes, its inputs, its products."""
+"""ONNX graphs as bytes: where they take data from, and their first layer as the doctor cuts it out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy as np
 from edge_runtime.doctor.probes.cut import Layer, NoLayer, cut_layer, with_level, with_output
 from edge_runtime.doctor.probes.graphs import Constant, Edge, Node, model
 from edge_runtime.doctor.probes.layers import feeds_of, shapes_of
-from edge_runtime.doctor.probes.wire import Field, Fixed, decode, encode
+from edge_runtime.graph_data import locations
+from edge_runtime.wire import Field, Fixed, decode, encode
 
 from ..hostile import WORDS, edit_bytes, number
 from ..judge import Judge
@@ -73,9 +74,20 @@ def _field(rng: Random) -> Field:
 
 
 def read(judge: Judge, path: Path) -> None:
-    layer = judge.attempt(cut_layer, path.read_bytes(), 32)
+    data = path.read_bytes()
+    judge.attempt(_data_of, data)
+    layer = judge.attempt(cut_layer, data, 32)
     if layer is not None:
         judge.attempt(_used, layer)
+
+
+def _data_of(graph: bytes) -> None:
+    """Its only error, by a name of its own: not one of numpy's, say."""
+    found = locations(graph)
+    try:
+        list(found)
+    except ValueError as problem:
+        raise NoLayer(str(problem)) from None
 
 
 def _used(layer: Layer) -> None:
