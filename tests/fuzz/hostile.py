@@ -60,7 +60,7 @@ def edit_bytes(data: bytes, rng: Random) -> bytes:
 class Twice(dict[str, Any]):
     """An object in which the key of ``again`` stands a second time, behind the others."""
 
-    again: tuple[str, Any]
+    again: tuple[Any, Any]
 
 
 def spell(value: Any) -> str:
@@ -137,7 +137,7 @@ def _edit(tree: Any, rng: Random, known: Sequence[str]) -> Any:
         del tree[place]
     elif choice == 1 and isinstance(tree, dict):
         tree[str(rng.choice(known or WORDS) if rng.randrange(2) else rng.choice(WORDS))] = value(rng, known)
-    elif choice == 1:
+    elif choice == 1 and isinstance(tree, list):
         tree.insert(place, tree[place] if rng.randrange(2) else value(rng, known))
     elif choice == 2 and isinstance(tree, dict):
         twice = Twice(tree)

@@ -8,8 +8,6 @@ from pathlib import Path
 from random import Random
 from typing import Protocol, cast
 
-from edge_runtime.errors import InputError
-
 from ..judge import Judge
 
 
