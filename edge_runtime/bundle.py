@@ -6,16 +6,14 @@ A bundle is complete or absent: export writes into a temporary directory beside 
 
 from __future__ import annotations
 
-import hashlib
 import json
-import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from .errors import BundleError, ConfigError, why
-from .files import read_text_at_most
+from .files import Progress, descriptor_sha256, read_text_at_most
 from .graph_data import leads_out
 from .schema import plain, structure
 from .soundness import refuse_commands, refuse_unsound
@@ -24,7 +22,7 @@ SCHEMA_VERSION, MANIFEST_NAME = 1, "bundle.json"
 TARGET, DRAFT, SELF, MTP, HEADS = "target", "draft", "self", "mtp", "heads"
 """Roles; the last three live on their target: its own first layers, a multi-token drafter, parallel heads."""
 
-_HASH_CHUNK, _MOST_BYTES = 8 << 20, 16 << 20  # the latter of a manifest: of 60 layers it has half a megabyte
+_MOST_BYTES = 16 << 20  # of a manifest: of 60 layers it has half a megabyte
 _ITEM_BYTES = {"float32": 4, "float16": 2, "int8": 1}
 
 TREE_ROWS = 64  # at most, of a forward that is a tree
@@ -318,21 +316,10 @@ class Manifest:
             raise BundleError(f"bundle {self.name!r} has no {role} model (it has {', '.join(self.models)})") from None
 
 
-def file_sha256(path: Path, progress: Callable[[int], None] | None = None) -> str:
+def file_sha256(path: Path, progress: Progress = None) -> str:
     """Hex digest; ``progress`` is told the bytes of each chunk."""
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        if path.stat().st_size == 0:
-            return digest.hexdigest()
-        with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as view, memoryview(view) as data:
-            for start in range(0, len(data), _HASH_CHUNK):
-                with data[start : start + _HASH_CHUNK] as chunk:
-                    digest.update(chunk)
-                    if progress is not None:
-                        progress(len(chunk))
-                # Hashing must not leave the whole file in the resident set: peak memory is part of the budget.
-                view.madvise(mmap.MADV_DONTNEED, start, min(_HASH_CHUNK, len(data) - start))
-    return digest.hexdigest()
+    with path.open("rb", buffering=0) as stream:
+        return descriptor_sha256(stream.fileno(), progress)
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
@@ -370,9 +357,7 @@ def _refuse_version(path: Path, version: object) -> None:
         raise BundleError(f"{path}: schema version {version}, but {reads}; update edge-runtime")
 
 
-def verify_files(
-    directory: Path, manifest: Manifest, *, hashes: bool = True, progress: Callable[[int], None] | None = None
-) -> None:
+def verify_files(directory: Path, manifest: Manifest, *, hashes: bool = True, progress: Progress = None) -> None:
     """Size and, if asked, sha256 of every file. Raises ``BundleError`` with the first that is wrong."""
     for problem in file_problems(directory, manifest, hashes=hashes, progress=progress):
         raise BundleError(problem)
@@ -385,16 +370,19 @@ def size_problems(directory: Path, manifest: Manifest) -> tuple[str, ...]:
 
 
 def file_problems(
-    directory: Path, manifest: Manifest, *, hashes: bool = True, progress: Callable[[int], None] | None = None
+    directory: Path, manifest: Manifest, *, hashes: bool = True, progress: Progress = None
 ) -> Iterator[str]:
     """One line for each file that is missing, altered, or not the whole of what would be read."""
     for entry in manifest.files:
         path = directory / entry.name
-        if not path.is_file():
-            yield f"{path}: missing from the bundle"
-        elif (size := path.stat().st_size) != entry.bytes:
-            yield f"{path}: {size} bytes, but the manifest says {entry.bytes}"
-        elif hashes and (found := file_sha256(path, progress)) != entry.sha256:
-            yield f"{path}: sha256 {found[:16]}..., but the manifest says {entry.sha256[:16]}..."
-        elif reason := leads_out(path, {one.name for one in manifest.files}):
-            yield f"{path}: {reason}"
+        try:
+            if not path.is_file():
+                yield f"{path}: missing from the bundle"
+            elif (size := path.stat().st_size) != entry.bytes:
+                yield f"{path}: {size} bytes, but the manifest says {entry.bytes}"
+            elif hashes and (found := file_sha256(path, progress)) != entry.sha256:
+                yield f"{path}: sha256 {found[:16]}..., but the manifest says {entry.sha256[:16]}..."
+            elif reason := leads_out(path, {one.name for one in manifest.files}):
+                yield f"{path}: {reason}"
+        except OSError as problem:
+            yield f"{path}: {why(problem)}"

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -102,6 +102,8 @@ class OneLineErrors(click.Group):
             _fail(f"{problem.name} is not installed; it comes with the extra {extra_name!r}, {where}", 2)
         except (click.Abort, KeyboardInterrupt):
             _fail("interrupted", _INTERRUPTED)
+        except MemoryError:
+            _fail("not enough memory", EdgeError.exit_code)
         except OSError as problem:
             # A full disk behind stdout, a file that may not be read: nobody's bug.
             _leave_stdout()
@@ -209,6 +211,7 @@ def _leave_stdout() -> None:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    # Names in it come from outside: of files, of bundles, of checkpoints.
-    click.echo(f"error: {shown(' '.join(message.split()))}", err=True)
+    # Names in it come from outside: of files, of bundles, of checkpoints. Where stderr takes nothing, the code says it.
+    with suppress(OSError):
+        click.echo(f"error: {shown(' '.join(message.split()))}", err=True)
     sys.exit(code)

@@ -23,7 +23,7 @@ from .repetition import period
 from .sampling import Distribution
 from .session import FinishReason, Kind, Session, StepResult, StepTimes, Top
 from .tree import Tree, row_parents
-from .verification import Judge, Row, judge_for
+from .verification import Judge, Row, judge_for, refuse_unusable
 
 Progress = Callable[[int, int], None]
 """Told (tokens in the cache, tokens of the prompt) after each chunk of a prefill."""
@@ -85,6 +85,11 @@ class Decoder:
     def govern(self, budget: Budget) -> None:
         """What the next steps may draft, and the power that they are priced by. Cheap while it stays the same."""
         self._drafting.govern(budget)
+
+    def goes_on_without(self, session: Session, problem: Exception) -> bool:
+        """After a turn that raised: whether a drafter failed, and the turn may be repeated without one. The text is the
+        same, and status says why it is slower."""
+        return self._drafting.give_up(session, problem)
 
     def prefill(self, session: Session, progress: Progress | None = None) -> StepResult:
         """Everything that the cache lacks, then the first token; a valid ``kv_len`` > 0 saves its part.
@@ -171,11 +176,11 @@ class Decoder:
             self.target.keep_path(session.slot, session.length, np.array(walk.path, np.int64))
             body_s += clock() - before
         repetition = _end_repetition(session, walk)
+        if draft.by_drafter:
+            self._drafting.told(session, walk.accepted)
         session.commit(walk.tokens, walk.logprobs, session.length + walk.accepted)
         session.repetition = repetition
         session.finish_reason = finish_reason = _finish(session)
-        if draft.by_drafter:
-            self.drafter.observe(session.slot, walk.accepted)
         head_s = 0.0
         for _, seconds in walk.head_calls:
             head_s += seconds
@@ -260,6 +265,7 @@ class Decoder:
     def _head(self, walk: _Walk, judge: Judge, first: int, stop: int, gather: Ids | None) -> HeadOutput:
         before = self._clock()
         head = self.target.head(HeadRequest(first, stop, judge.inverse_temperature, gather))
+        refuse_unusable(head, self._info.vocab_size)
         walk.head_calls.append((stop - first, self._clock() - before))
         return head
 

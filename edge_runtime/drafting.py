@@ -7,8 +7,10 @@ chooser hears what prediction and free drafters have found, and says who drafts.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -19,10 +21,15 @@ from .drafters.length import LengthPlan, LengthPolicy
 from .drafters.protocol import NO_TOKENS, DraftContext, Drafter, DraftProposal, as_it_says
 from .drafters.several import Several
 from .engines.protocol import Engine, Floats, Ids
+from .errors import EdgeError, EngineError
 from .pacing import most_drafts
 from .sampling import Distribution
 from .session import GRAMMAR, PREDICTION, Session, StepResult
 from .tree import Tree, chain_length
+
+_LOG = logging.getLogger(__name__)
+_SUM = 1e-3
+"""What the probabilities of a draft's law may lack of one, by rounding."""
 
 Clock = Callable[[], float]
 """Seconds since some fixed moment."""
@@ -100,6 +107,8 @@ class Drafting:
         """For the next step of a session; its shaper, if any, stands behind the text.
 
         ``None``: the drafter was fed a chunk of what it lacks, and there may be more. The session remembers.
+
+        A drafter that fails raises what it raises, and the text is as it was: ``give_up`` knows whether it was one.
         """
         if session.max_draft_tokens == 0:
             return Draft(LengthPlan(0, "batched", "K=0: the request wants no drafts"))
@@ -113,12 +122,40 @@ class Drafting:
             forced = self._forced(session, most)
             if forced is not None:
                 return forced
-        if not isinstance(self._length, Chooser):
-            draft = self._single(session, most, self._length)
-        else:
-            assert isinstance(self._drafter, Several)  # it was checked
-            draft = self._chosen(session, most, self._length, self._drafter)
+        if session.undrafted:
+            return Draft(LengthPlan(0, "batched", session.undrafted))
+        session.asks_drafter = True
+        draft = self._proposed(session, most)
+        session.asks_drafter = False
         return None if draft is None else _allowed(draft, session)
+
+    def _proposed(self, session: Session, most: int) -> Draft | None:
+        if not isinstance(self._length, Chooser):
+            return self._single(session, most, self._length)
+        assert isinstance(self._drafter, Several)  # it was checked
+        return self._chosen(session, most, self._length, self._drafter)
+
+    def told(self, session: Session, accepted: int) -> None:
+        """The drafter hears how many of its tokens were kept. To be called ahead of the commit, so that a step whose
+        drafter fails can be taken again."""
+        session.asks_drafter = True
+        self._drafter.observe(session.slot, accepted)
+        session.asks_drafter = False
+
+    def give_up(self, session: Session, problem: Exception) -> bool:
+        """Whether it was the drafter that failed. A draft is a proposal, so its text can go on: plainly from here on,
+        and the step that failed is to be taken again."""
+        if not session.asks_drafter:
+            return False
+        session.asks_drafter = False
+        # What nobody foresaw may quote a text.
+        what = str(problem) if isinstance(problem, EdgeError) else type(problem).__name__
+        session.undrafted = f"K=0: {self._drafter.name} failed: {what}"
+        session.warming = None
+        _LOG.warning("a draft failed, and its text goes on without: %s", session.undrafted)
+        with suppress(Exception):
+            self._drafter.reset(session.slot)
+        return True
 
     def _forced(self, session: Session, most: int) -> Draft | None:
         """What the grammar leaves no choice about, if there is any."""
@@ -165,7 +202,7 @@ class Drafting:
         return self._ask(session, session.warming, several.named(plan.source), min(plan.k, most), chance)
 
     def _found(self, session: Session, most: int, several: Several) -> dict[str, DraftProposal]:
-        """What costs next to nothing to ask for, by source. Raises ``ValueError`` for what was drawn."""
+        """What costs next to nothing to ask for, by source. Raises ``EngineError`` for what was drawn."""
         found = {}
         predicted = _predicted(session, most)
         if len(predicted):
@@ -175,7 +212,7 @@ class Drafting:
             for drafter in several.free:
                 made = drafter.propose(context, most)
                 if made.laws is not None:
-                    raise ValueError(f"{drafter.name} draws, and so it cannot be asked for nothing")
+                    raise EngineError(f"{drafter.name} draws, and so it cannot be asked for nothing")
                 if len(made.tokens):
                     found[drafter.name] = made
         return found
@@ -228,7 +265,7 @@ class Drafting:
         proposal = drafter.propose(context, k)
         done = clock()
         if len(proposal.tokens) > k + (context.branches if proposal.parents is not None else 0):
-            raise ValueError(f"{proposal.source} proposed {len(proposal.tokens)} tokens where {k} were asked for")
+            raise EngineError(f"{proposal.source} proposed {len(proposal.tokens)} tokens where {k} were asked for")
         draft = Draft(
             plan=plan,
             tokens=proposal.tokens,
@@ -251,14 +288,20 @@ class Drafting:
         return self._target.hidden_rows(session.slot)[: min(session.kv_len, session.length - 1)]
 
     def _checked(self, draft: Draft) -> Draft:
-        """Raises ``ValueError``: an id out of range would be read behind the end of a table."""
+        """Raises ``EngineError``: an id out of range would be read behind the end of a table, and a law that is none
+        would bend the text's."""
         tokens, laws = draft.tokens, draft.laws
         if laws is not None and len(laws) != len(draft.chain):
-            raise ValueError(f"{draft.source} proposed {len(draft.chain)} tokens with {len(laws)} laws")
+            raise EngineError(f"{draft.source} proposed {len(draft.chain)} tokens with {len(laws)} laws")
+        # Not the other way round: what is not a number is near to nothing.
+        if laws is not None and not all(abs(float(law.probs.sum()) - 1.0) < _SUM for law in laws):
+            raise EngineError(f"{draft.source} drew by a law that does not add up to one")
+        if not all(one >= 0.0 for one in draft.confidences):
+            raise EngineError(f"{draft.source} is sure of its tokens by what is not a number")
         if draft.parents is not None:
             Tree.of(tokens, draft.parents)
         if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self._info.vocab_size:
-            raise ValueError(f"{draft.source} proposed a token outside 0..{self._info.vocab_size - 1}")
+            raise EngineError(f"{draft.source} proposed a token outside 0..{self._info.vocab_size - 1}")
         return draft
 
 

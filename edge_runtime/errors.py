@@ -10,7 +10,8 @@ import difflib
 from collections.abc import Iterable
 
 _LONGEST_TOLD = 2000
-_LINE_ENDS = frozenset("\n\r\t")
+_PICTURES = {code: chr(0x2400 + code) for code in range(0x20)} | dict.fromkeys(map(ord, "\n\r\t"), " ")
+_PICTURES |= {0x7F: "\u2421"} | dict.fromkeys(range(0x80, 0xA0), "\ufffd")
 
 
 class EdgeError(Exception):
@@ -109,12 +110,12 @@ class Cancelled(EdgeError):
 
 
 def one_line(text: str, most: int = _LONGEST_TOLD) -> str:
-    """``text`` as a terminal and a log show it and do not obey it: no line ends, control characters and halves of
-    surrogate pairs as escapes, of more than ``most`` characters both ends."""
+    """``text`` as a terminal and a log show it and do not obey it: no line ends, control characters as pictures, what
+    else prints nothing as an escape, and of more than ``most`` characters both ends."""
     text = _cut(text, most)
     if text.isprintable():
         return text
-    shown = (one if one.isprintable() else " " if one in _LINE_ENDS else _escaped(one) for one in text)
+    shown = (one if one.isprintable() else _escaped(one) for one in text.translate(_PICTURES))
     return _cut("".join(shown), most)
 
 
@@ -129,6 +130,12 @@ def _escaped(character: str) -> str:
 def why(problem: Exception) -> str:
     """Without the number and the path that ``OSError`` brings along: whoever tells it names the file himself."""
     return (isinstance(problem, OSError) and problem.strerror) or " ".join(str(problem).split())
+
+
+def first_line(problem: BaseException) -> str:
+    """Of what a library says, which may be a page; its kind where it says nothing (``MemoryError`` mostly does not)."""
+    lines = str(problem).strip().splitlines()
+    return lines[0] if lines else type(problem).__name__
 
 
 def did_you_mean(word: str, known: Iterable[str], *, likeness: float = 0.5) -> str:

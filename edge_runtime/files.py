@@ -1,20 +1,23 @@
-"""Files that a person names: read up to a bound, and found writable before an hour of work is done for them. Knows no
-command and no format.
+"""Files that a person names: read up to a bound, found writable before an hour of work is done for them, and written
+whole or not at all. Knows no command and no format.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 from .errors import ConfigError, why
 
-_CHUNK = 1 << 16
+_CHUNK, _HASH_CHUNK = 1 << 16, 1 << 20
+Progress = Callable[[int], None] | None
 
 
 def read_at_most(path: Path, most_bytes: int, what: str) -> bytes:
@@ -44,6 +47,17 @@ def read_text_at_most(path: Path, most_bytes: int, what: str) -> str:
     except UnicodeDecodeError as problem:
         raise ConfigError(f"{what}{path}: {why(problem)}") from None
     return io.StringIO(text, newline=None).read()
+
+
+def descriptor_sha256(descriptor: int, progress: Progress = None) -> str:
+    """Hex digest, by reading: a look into a mapping that was cut off, or is on a disk that fails, ends the process."""
+    digest, place = hashlib.sha256(), 0
+    while chunk := os.pread(descriptor, _HASH_CHUNK, place):
+        digest.update(chunk)
+        place += len(chunk)
+        if progress is not None:
+            progress(len(chunk))
+    return digest.hexdigest()
 
 
 def check_writable(path: Path) -> None:
@@ -91,14 +105,8 @@ def replace_text(path: Path, text: str) -> None:
     if path.exists() and not path.is_file():
         path.write_text(text, encoding="utf-8")
         return
-    place = Path(os.path.realpath(path))
-    partial = place.with_name(f"{place.name}.part")
-    try:
+    with whole(Path(os.path.realpath(path))) as partial:
         partial.write_text(text, encoding="utf-8")
-        os.replace(partial, place)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
 
 
 def check_directory_writable(path: Path) -> None:
@@ -122,3 +130,18 @@ def _check_room(path: Path) -> None:
         parent = parent.parent
     with tempfile.TemporaryFile(dir=parent):
         pass
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A file beside it to write to, which then takes its place. Where writing fails, as on a full disk, what was there
+    stays and nothing is left beside it; an ``OSError`` names the file."""
+    partial = path.with_name(f"{path.stem}.part{path.suffix}")
+    try:
+        yield partial
+        os.replace(partial, path)
+    except BaseException as problem:
+        partial.unlink(missing_ok=True)
+        if isinstance(problem, OSError) and problem.filename in (None, os.fspath(partial)):
+            problem.filename = os.fspath(path)
+        raise

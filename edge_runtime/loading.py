@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +31,7 @@ from .engines.ort_settings import OrtSettings
 from .engines.protocol import Engine
 from .engines.row_check import refuse_unlike_rows
 from .errors import BundleError, ConfigError, InputError, why
+from .intact import NEVER_ALTERED, Intact
 from .needs import Load, needs
 from .text.chat import ChatTemplate
 from .text.tokenizer import Tokenizer
@@ -111,10 +112,13 @@ class LoadedBundle:
     load_s: float
     suffix_tokens: int = 0
     suffix_shared: bool = False
+    intact: Intact = NEVER_ALTERED
+    """Of the weights, which are mapped."""
 
     def close(self) -> None:
         # The target last: its drafters may live on its device. And whatever one of them says, the others go too.
         with ExitStack() as closing:
+            closing.callback(self.intact.close)
             closing.callback(self.target.close)
             for engine in self.drafting.values():
                 closing.callback(engine.close)
@@ -288,8 +292,8 @@ def load_bundle(directory: Path, settings: LoadSettings) -> LoadedBundle:
     if not on_device and (settings.cuda_graphs == "captured" or settings.cpu_fallback):
         raise ConfigError("CUDA graphs and cpu_fallback are about device cuda, and this is cpu")
     load = load_of(manifest, settings, directory)
-    verify_files(directory, manifest, hashes=settings.verify_hashes)
     roles = load.roles
+    intact = _held(directory, manifest, (TARGET, *roles), settings.verify_hashes)
     engine_settings = OrtSettings(
         capacity=load.context,
         slots=load.sessions,
@@ -307,6 +311,8 @@ def load_bundle(directory: Path, settings: LoadSettings) -> LoadedBundle:
     )
     built = BuiltEngines(settings.engines, settings.cuda_graphs, settings.verify_hashes)
     with ExitStack() as opened:
+        opened.callback(intact.close)
+        verify_files(directory, manifest, hashes=settings.verify_hashes)
         target = open_engine(directory, manifest, TARGET, backend, engine_settings, built=built)
         opened.callback(target.close)
         if settings.deterministic:
@@ -330,7 +336,14 @@ def load_bundle(directory: Path, settings: LoadSettings) -> LoadedBundle:
         load_s=time.perf_counter() - started,
         suffix_tokens=settings.suffix_tokens,
         suffix_shared=settings.suffix_shared,
+        intact=intact,
     )
+
+
+def _held(directory: Path, manifest: Manifest, roles: Sequence[str], hashes: bool) -> Intact:
+    """Weights, held open from before they are checked. Raises ``BundleError``."""
+    names = {name for role in roles for name in manifest.model(role).weights}
+    return Intact(directory, [entry for entry in manifest.files if entry.name in names], hashes=hashes)
 
 
 def _arena_bytes(manifest: Manifest, load: Load, settings: LoadSettings) -> int | None:

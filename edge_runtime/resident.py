@@ -11,6 +11,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+_MOST_DIGITS = 19
+
 
 @dataclass(frozen=True, slots=True)
 class Resident:
@@ -57,7 +59,7 @@ def _group_limits(root: Path) -> Iterator[tuple[int, int]]:
         group = mount / line.removeprefix("0::/")
         for folder in (group, *group.parents):
             limit, used = _text(folder / "memory.max").strip(), _text(folder / "memory.current").strip()
-            if limit.isdecimal() and used.isdecimal():
+            if _is_size(limit) and _is_size(used):
                 # Pages of files are counted as used, and give way.
                 yield int(limit), max(0, int(limit) - int(used) + _numbers(folder / "memory.stat").get("file", 0))
             if folder == mount:
@@ -67,7 +69,12 @@ def _group_limits(root: Path) -> Iterator[tuple[int, int]]:
 def _numbers(path: Path) -> dict[str, int]:
     """First word -> number behind it."""
     rows = [line.split() for line in _text(path).splitlines()]
-    return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdecimal()}
+    return {row[0]: int(row[1]) for row in rows if len(row) > 1 and _is_size(row[1])}
+
+
+def _is_size(text: str) -> bool:
+    """Of what is longer Python makes no number, or one that no memory has."""
+    return text.isdecimal() and len(text) <= _MOST_DIGITS
 
 
 def _text(path: Path) -> str:

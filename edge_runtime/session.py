@@ -202,10 +202,10 @@ class Session:
     """Tokens, their log-probabilities, and how far the target's cache has them."""
 
     __slots__ = (
-        "_buffer", "_logprobs", "choosing", "drafting", "eos_ids", "finish_reason", "kv_len", "length", "limit",
-        "max_draft_tokens", "owner", "params", "policy", "predicting", "prediction", "prefill_s", "prompt_len",
-        "repeat_limit", "repetition", "rng", "seed", "shaper", "slot", "threshold", "top_logprobs", "totals",
-        "warming",
+        "_buffer", "_logprobs", "asks_drafter", "choosing", "drafting", "eos_ids", "finish_reason", "kv_len", "length",
+        "limit", "max_draft_tokens", "owner", "params", "policy", "predicting", "prediction", "prefill_s",
+        "prompt_len", "repeat_limit", "repetition", "rng", "seed", "shaper", "slot", "threshold", "top_logprobs",
+        "totals", "undrafted", "warming",
     )  # fmt: skip
 
     def __init__(
@@ -279,6 +279,10 @@ class Session:
         """Of a chooser, on all of them."""
         self.warming: Warming | None = None
         """A draft that is not made yet."""
+        self.asks_drafter = False
+        """Whether a drafter is at work for it, or failed in the midst of that."""
+        self.undrafted = ""
+        """Why nobody drafts for this text any more; empty while somebody may."""
         self.prefill_s = 0.0
         self.totals = Totals()
 

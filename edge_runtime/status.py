@@ -31,6 +31,9 @@ class RequestStatus:
     failed: int
     cancelled: int
     refused: int
+    last_failure: str = ""
+    """Why the last answer failed that an engine, or the daemon itself, ended; empty: none has since the start."""
+    last_failure_age_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,8 @@ class BoardStatus:
     power_mode: str | None = None
     source: str | None = None
     """Of the readings."""
+    trouble: str | None = None
+    """Why nothing is read now, or what the readings lack; values that are old are not shown."""
     busy_s: float | None = None
     """That the engine's thread spent in turns since the start, waits left out."""
 

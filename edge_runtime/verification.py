@@ -57,7 +57,7 @@ class Row:
         self.logsumexp = float(head.logsumexp[index])
         """Of logits * inverse temperature over the whole vocabulary."""
         if not math.isfinite(self.logsumexp):
-            raise EngineError(f"the log-sum-exp of a row is {self.logsumexp}: the engine's output is not usable")
+            raise _not_finite(self.logsumexp)
 
     @property
     def argmax(self) -> int:
@@ -91,7 +91,11 @@ class Row:
     def full(self) -> Floats:
         """[vocab_size]"""
         if self._full is None:
-            self._full = self._engine.logits(self._index)
+            full = self._engine.logits(self._index)
+            # One that is not a number is the largest as well.
+            if not math.isfinite(float(full.max())):
+                raise EngineError("a row of logits is not finite: the engine's output is not usable")
+            self._full = full
         return self._full
 
     def law(self, params: SamplingParams) -> Distribution:
@@ -160,6 +164,27 @@ class Row:
 
     def _probability(self, logit: float) -> float:
         return min(1.0, math.exp(float(logit) * self.inverse_temperature - self.logsumexp))
+
+
+def refuse_unusable(head: HeadOutput, vocab_size: int) -> None:
+    """Before any of its rows is decided on. Raises ``EngineError`` for ids of no token, and for logits that are not
+    finite: a text must not be made of them, and an id would be read behind the end of a table. -inf is a logit.
+    """
+    finite = np.isfinite(head.logsumexp)
+    if not finite.all():
+        raise _not_finite(float(head.logsumexp[int(finite.argmin())]))
+    ids, logits = head.candidate_ids, head.candidate_logits
+    least, most = min(int(ids.min()), int(head.argmax.min())), max(int(ids.max()), int(head.argmax.max()))
+    if not 0 <= least <= most < vocab_size:
+        found = least if least < 0 else most
+        raise EngineError(f"token id {found} of {vocab_size} out of a head: the engine's output is not usable")
+    gathered = head.gathered
+    if not (float(logits.max()) < math.inf and (gathered is None or float(gathered.max()) < math.inf)):
+        raise EngineError("logits that are not finite out of a head: the engine's output is not usable")
+
+
+def _not_finite(logsumexp: float) -> EngineError:
+    return EngineError(f"the log-sum-exp of a row is {logsumexp}: the engine's output is not usable")
 
 
 class Judge(Protocol):

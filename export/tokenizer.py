@@ -23,7 +23,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from edge_runtime.errors import CheckpointError, why
+from edge_runtime.errors import CheckpointError, first_line, why
 
 from .checkpoint import Checkpoint
 
@@ -115,7 +115,7 @@ def _processor(model: bytes, path: Path) -> Any:
     try:
         processor.LoadFromSerializedProto(model)
     except (RuntimeError, UnicodeDecodeError) as problem:  # the latter: of a message that quotes the file
-        raise CheckpointError(f"{path}: its tokenizer does not load: {why(problem)}") from None
+        raise CheckpointError(f"{path}: its tokenizer does not load: {first_line(problem)}") from None
     return processor
 
 
@@ -219,6 +219,7 @@ def _table(model: Mapping[str, Any], added: list[Mapping[str, Any]]) -> _Pieces:
     for token in added:
         pieces[token["id"]] = token["content"]
         kinds[token["id"]] = _CONTROL if token["special"] else _USER_DEFINED
+    "".join(pieces).encode("utf-8")  # what is no text is none of a model's either
     by_piece = {piece: i for i, piece in enumerate(pieces)}
     unknown = by_piece[model.get("unk_token") or "<unk>"]
     return _Pieces(pieces, scores, kinds, unknown, by_piece["<bos>"], by_piece["<eos>"], by_piece["<pad>"])

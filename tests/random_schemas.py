@@ -8,6 +8,10 @@ from typing import Any
 _KINDS = ("string", "integer", "number", "enum", "const", "types", "array", "object", "mixed", "anyOf", "allOf", "ref")
 _VALUES = ("a", "b", 1, 2.5, None, True, {"a": 1}, [1, "x"], "é\n", 'x"y')
 _NAMES = ("a", "b", "c", "n_x", 'q"')
+_TEXTS = ("^a+b?$", "^[^a]*$", "a|b", r"\d", "^.{3}$")
+_MEMBERS = "^n_"
+PATTERNS = frozenset({*_TEXTS, _MEMBERS})
+"""That any library reads, and at once."""
 _DEEPEST = 3
 
 
@@ -19,7 +23,7 @@ def _schema(chance: random.Random, depth: int) -> dict[str, Any]:
     kind = chance.choice(_KINDS if depth < _DEEPEST else _KINDS[:4])
     if kind == "string":
         bounds = {"minLength": chance.randint(0, 3), "maxLength": chance.randint(3, 6)}
-        bounds["pattern"] = chance.choice(["^a+b?$", "^[^a]*$", "a|b", r"\d", "^.{3}$"])
+        bounds["pattern"] = chance.choice(_TEXTS)
         return {"type": kind, **_some(chance, bounds)}
     if kind in ("integer", "number"):
         bounds = {"minimum": chance.choice([-5, 0, 2.5]), "maximum": chance.choice([10, 7.25, 200])}
@@ -45,7 +49,7 @@ def _object(chance: random.Random, depth: int) -> dict[str, Any]:
     names = chance.sample(_NAMES, chance.randint(0, 3))
     bounds: dict[str, Any] = {"type": "object", "required": [name for name in [*names, "z"] if chance.random() < 0.5]}
     bounds["additionalProperties"] = chance.choice([False, True, _schema(chance, depth + 1)])
-    bounds["patternProperties"] = {"^n_": _schema(chance, depth + 1)}
+    bounds["patternProperties"] = {_MEMBERS: _schema(chance, depth + 1)}
     return {"properties": {name: _schema(chance, depth + 1) for name in names}, **_some(chance, bounds)}
 
 

@@ -28,7 +28,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     | frozenset({"wire", "plain_yaml"})),
     frozenset({"acceptance", "budget", "sampling", "shaping", "noise", "cost", "estimate", "ledger", "repetition"})
     | frozenset({"boards", "calibration", "choice", "health", "memory", "resident", "row_cost", "status", "tree"})
-    | frozenset({"needs", "feeding", "energy_model", "lessons", "pacing", "pressure", "reuse", "thermal"}),
+    | frozenset({"intact", "needs", "feeding", "energy_model", "lessons", "pacing", "pressure", "reuse", "thermal"}),
     frozenset({"governor", "throttling", "engines", "telemetry", "config", "text"}),
     frozenset({"drafters", "drafting", "session", "shaper", "decoder", "verification", "generation", "testing"})
     | frozenset({"simulator", "warmup"}),

@@ -21,6 +21,7 @@ from edge_runtime.drafters.prompt_lookup import PromptLookup
 from edge_runtime.drafters.protocol import DraftContext, DraftProposal
 from edge_runtime.drafters.several import Several
 from edge_runtime.drafters.suffix import SuffixCache
+from edge_runtime.errors import EngineError
 from edge_runtime.ledger import Ledger
 from edge_runtime.sampling import SamplingParams, law_from_logits
 from edge_runtime.session import Session, StepResult, StepTimes
@@ -149,7 +150,7 @@ def test_a_drafter_that_draws_is_not_asked_for_nothing() -> None:
 
     target = FakeEngine(MODEL)
     session = Session(target.info, PROMPT, SamplingParams(), max_tokens=9)
-    with pytest.raises(ValueError, match="scripted draws"):
+    with pytest.raises(EngineError, match="scripted draws"):
         decode(choosing(target, FLAT, free=[Drawing([1])]), session)
 
 

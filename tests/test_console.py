@@ -17,6 +17,7 @@ from test_cli_top import FULL, telling
 
 from edge_runtime.cli import main
 from edge_runtime.console import OneLineErrors
+from edge_runtime.errors import first_line
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURES = "▁▂▃▄▅▆▇█ ▏▎▍▌▋▊▉ 61.5 °C … ± × é 字 \udcff"
@@ -30,6 +31,11 @@ def _program() -> None:
 @_program.command("echo")
 def _echo() -> None:
     click.echo(PICTURES)
+
+
+@_program.command("greedy")
+def _greedy() -> None:
+    raise MemoryError
 
 
 @_program.command("rich")
@@ -63,6 +69,11 @@ def test_no_locale_is_too_poor_for_what_is_written(way: str, charset: str) -> No
     assert "61.5" in done.stdout and done.stdout.rstrip()[-1] == "?"
 
 
+def test_memory_that_is_not_there_is_a_line() -> None:
+    done = CliRunner().invoke(_program, ["greedy"])
+    assert (done.exit_code, done.stdout, done.stderr) == (1, "", "error: not enough memory\n")
+
+
 def test_commands_in_a_poor_locale(tmp_path: Path) -> None:
     runner = CliRunner(charset="ascii")
     for arguments in (["simulate", "--minutes", "0.5"], ["simulate", "--plants", "1", "--minutes", "0.5"]):
@@ -91,3 +102,7 @@ def test_a_package_that_is_not_there_is_told_with_what_brings_it(name: str, extr
     where = f"in the directory of edge-runtime's sources: pip install '.[{extra}]'"
     told = f"error: {name} is not installed; it comes with the extra {extra!r}, {where}\n"
     assert (done.exit_code, done.stderr) == (2, told)
+
+
+def test_a_library_that_says_nothing_is_told_by_its_kind() -> None:
+    assert first_line(MemoryError()) == "MemoryError" and first_line(ValueError("\n a\nb")) == "a"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 
 from edge_runtime.decoder import Decoder
@@ -10,7 +12,8 @@ from edge_runtime.drafters.length import FixedLength
 from edge_runtime.errors import EngineError, InputError, PromptTooLong
 from edge_runtime.sampling import SamplingParams
 from edge_runtime.session import Session
-from edge_runtime.testing import FakeEngine, FakeModel, ScriptedDraft, decode
+from edge_runtime.testing import FakeEngine, FakeModel, FaultyDrafter, FaultyEngine, ScriptedDraft, decode
+from edge_runtime.testing.faults import DRAFT_FAULTS, HEAD_FAULTS, ROW_FAULTS, SECRET, DraftFault, EngineFault
 
 GREEDY = SamplingParams(temperature=0.0)
 PROMPT = [5, 9, 2, 40, 5, 9, 2]
@@ -37,10 +40,13 @@ def test_engine_failure_leaves_the_session_able_to_go_on(who: str, fail_after: i
         decoder = Decoder(engine, DraftModel(draft_engine, engine.info), FixedLength(3, 2))
         session = Session(engine.info, PROMPT, params, seed=seed, max_tokens=30)
         (engine if who == "target" else draft_engine).fail_after = fail_after
-        with pytest.raises(EngineError):
+        with pytest.raises(EngineError) as caught:
             decode(decoder, session)
         assert session.kv_len <= session.length
         assert session.finish_reason is None
+        assert session.asks_drafter == (who == "draft")
+        if fail_after % 2:
+            assert decoder.goes_on_without(session, caught.value) == (who == "draft")
         decode(decoder, session)
         assert session.tokens.tolist() == wanted.tokens.tolist()
         assert session.totals.accepted == session.totals.drafted
@@ -139,6 +145,56 @@ def test_a_drafter_that_breaks_its_promises_is_named() -> None:
         session = Session(engine.info, PROMPT, GREEDY)
         decoder = Decoder(engine, drafter, FixedLength(2))
         decoder.prefill(session)
-        with pytest.raises(ValueError, match="scripted proposed a token outside"):
+        with pytest.raises(EngineError, match="scripted proposed a token outside") as caught:
             decoder.step(session)
         assert session.length == len(PROMPT) + 1
+        assert decoder.goes_on_without(session, caught.value)
+        assert "scripted proposed a token outside" in decoder.step(session).reason
+
+
+@pytest.mark.parametrize("fault", DRAFT_FAULTS, ids=lambda fault: f"{fault.at}: {fault.name}")
+@pytest.mark.parametrize(("params", "seed"), [(GREEDY, None), (SamplingParams(top_k=8), 4), (SamplingParams(), 4)])
+def test_a_drafter_that_fails_costs_drafts_and_no_text(
+    fault: DraftFault, params: SamplingParams, seed: int | None
+) -> None:
+    engine = FakeEngine(WHOLE)
+    drafter = FaultyDrafter(self_draft(engine))
+    decoder = Decoder(engine, drafter, FixedLength(3))
+    session = Session(engine.info, PROMPT, params, seed=seed, max_tokens=30)
+    decoder.prefill(session)
+    assert decoder.step(session).drafted == 3
+    drafter.inject(fault)
+    steps = []
+    while session.finish_reason is None:
+        caught: list[Exception] = []
+        try:
+            steps.append(decoder.step(session))
+        except Exception as problem:  # noqa: BLE001 - as a scheduler does it
+            caught.append(problem)
+        # It is told once.
+        assert [(decoder.goes_on_without(session, one), decoder.goes_on_without(session, one)) for one in caught] in (
+            [], [(True, False)],
+        )  # fmt: skip
+    assert session.tokens.tolist() == plain(30, params, seed).tokens.tolist()
+    assert drafter.happened == 1, "it is not asked again for this text"
+    assert fault.says in session.undrafted and fault.says in steps[-1].reason and SECRET not in session.undrafted
+
+
+HEADS = [(fault, GREEDY, "batched") for fault in HEAD_FAULTS] + [(fault, SamplingParams(), 1) for fault in HEAD_FAULTS]
+ROWS = [(fault, SamplingParams(top_p=0.999), "batched") for fault in ROW_FAULTS]
+
+
+@pytest.mark.parametrize(("fault", "params", "head_mode"), HEADS + ROWS)
+@pytest.mark.parametrize("skip", [0, 1, 3])
+def test_what_an_engine_hands_out_is_looked_at_before_a_token_is_made_of_it(
+    fault: EngineFault, params: SamplingParams, head_mode: Literal["batched"] | int, skip: int
+) -> None:
+    engine = FaultyEngine(WHOLE)
+    decoder = Decoder(engine, self_draft(engine), FixedLength(3, head_mode))
+    session = Session(engine.info, PROMPT, params, seed=3, max_tokens=60)
+    engine.inject(fault, skip)
+    with pytest.raises((EngineError, MemoryError), match=None if fault.says == "MemoryError" else fault.says):
+        decode(decoder, session)
+    # A step that failed has left nothing behind.
+    decode(decoder, session)
+    assert session.tokens.tolist() == plain(60, params, 3).tokens.tolist()

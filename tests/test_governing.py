@@ -33,6 +33,8 @@ from edge_runtime.testing import FakeEngine
 class Board:
     """Readings as a test sets them; each look at its energy finds 2 J more."""
 
+    trouble, is_fresh = None, True
+
     def __init__(self, temperature_c: float = 40.0, power_w: float = 10.0) -> None:
         self.temperature_c, self.power_w = temperature_c, power_w
         self.joules = self.time_s = 0.0

@@ -52,9 +52,9 @@ def test_a_gap_that_nobody_read_is_not_told_as_energy() -> None:
     monitor.poll()
     meter = Meter(monitor)
     meter.start()
+    clock.advance(60.0)
     source.sample = Sample(60.0, "test", power_mw=10_000)
     monitor.poll()
-    clock.advance(60.0)
     assert meter.taken_j() is None
 
 

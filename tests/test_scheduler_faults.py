@@ -226,7 +226,8 @@ def test_a_failing_engine_fails_one_request_alone(fail_after: int, who: str) -> 
         ask(scheduler, served, request(prompt, 12), reader)
     scheduler.start()
     failed = [reader for reader in readers if isinstance(reader.wait().events[-1], Failed)]
-    assert len(failed) == 1 and isinstance(failed[0].error, EngineError)
+    # A draft that fails costs its drafts, and no answer.
+    assert len(failed) == (who == "target") and all(isinstance(reader.error, EngineError) for reader in failed)
     for prompt, reader in zip(prompts, readers, strict=True):
         reader.check_order()
         if reader not in failed:
@@ -235,7 +236,9 @@ def test_a_failing_engine_fails_one_request_alone(fail_after: int, who: str) -> 
         assert again.tokens == cold([*prompt, 3], 12), "nothing half-written is used again"
     scheduler.close()
     check_empty(scheduler)
-    assert scheduler.snapshot().requests.failed == 1
+    requests = scheduler.snapshot().requests
+    assert requests.failed == len(failed)
+    assert (requests.last_failure == "the fake engine was told to fail") == bool(failed)
 
 
 def test_a_failing_copy_fails_its_request_and_not_the_source() -> None:
@@ -330,8 +333,9 @@ def test_a_swap_lets_the_old_model_finish_and_closes_it_on_the_engines_thread() 
         gone.set()
 
     other = FakeModel(seed=9)
-    engine = GatedEngine(slots=1)
-    old, new = serve(engine, name="old", close=close), serve(FakeEngine(other, slots=2), name="new")
+    engine, another = GatedEngine(slots=1), GatedEngine(slots=2)
+    another.model = other
+    old, new = serve(engine, name="old", close=close), serve(another, name="new")
     with running(old) as scheduler:
         ask(scheduler, old, request(PROMPT, 20), first := Reader())
         ask(scheduler, old, request(LONG, 20), second := Reader())
@@ -340,10 +344,13 @@ def test_a_swap_lets_the_old_model_finish_and_closes_it_on_the_engines_thread() 
         assert scheduler.snapshot().model == "new"
         ask(scheduler, new, request(PROMPT, 20), third := Reader())
         ask(scheduler, old, request(PROMPT, 8), late := Reader())
-        engine.let(2)
+        # A step of the old one, and the thread stands in one of the new one.
+        engine.let_last()
+        another.wait_inside()
         assert not closed
         assert {answer.model for answer in scheduler.snapshot().running} == {"old", "new"}
         assert len(scheduler.snapshot().slots) == 2
+        another.open()
         engine.open()
         assert first.tokens == cold(PROMPT, 20) and second.tokens == cold(LONG, 20) and late.tokens == cold(PROMPT, 8)
         assert third.tokens == cold(PROMPT, 20, other)
@@ -418,7 +425,11 @@ def test_clients_in_threads_of_their_own() -> None:
             thread.start()
         for model, engine_fails in zip(models[1:], (3, 10, None), strict=True):
             seen = scheduler.snapshot().requests.received
-            until(lambda seen=seen: scheduler.snapshot().requests.received > seen + 60)  # type: ignore[misc]
+            # Who asks may be through before this thread has its turn.
+            until(
+                lambda seen=seen: scheduler.snapshot().requests.received > seen + 60  # type: ignore[misc]
+                or not any(thread.is_alive() for thread in threads)
+            )
             target = current[0].decoder.target
             assert isinstance(target, FakeEngine)
             target.fail_after = engine_fails

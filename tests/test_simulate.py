@@ -12,8 +12,9 @@ import pytest
 import tiny_bundle as tiny
 from click.testing import CliRunner, Result
 
+from edge_runtime import console
 from edge_runtime.bench.live import LiveRun, Moment
-from edge_runtime.cli import main, progress, simulate_live
+from edge_runtime.cli import main, simulate_live
 from edge_runtime.cli.simulate import simulate
 from edge_runtime.errors import EngineError
 from edge_runtime.simulator.loop import simulated
@@ -195,7 +196,7 @@ def test_a_board_that_switches_itself_off_is_told_at_the_top() -> None:
 
 
 def test_a_study_says_how_long_it_takes_and_goes_on_saying_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_EVERY_S", 0.0)
+    monkeypatch.setattr(console, "LINE_EVERY_S", 0.0)
     monkeypatch.setattr(command, "_WORTH_SAYING_S", 0.0)
     done = _simulate("--plants", "3", "--minutes", "0.5")
     told = done.stderr.splitlines()

@@ -27,6 +27,7 @@ from ..bench.speculation import PromptFigures, compare_plain, look_again
 from ..bench.texts import Desk, Held, Law
 from ..bench.verdict import NEVER_SLOWER, Verdict, engine_verdicts, serving_verdicts, speculation_verdicts
 from ..console import ends_tidily
+from ..files import replace_text
 from ..loading import LoadedBundle, LoadSettings, load_bundle
 from ..sampling import SamplingParams
 from ..telemetry.meter import Meter, board_meter
@@ -183,5 +184,4 @@ def _write(path: Path, wanted: Wanted, found: _Found) -> None:
         "serving": None if found.serving is None else asdict(found.serving),
         "verdicts": [asdict(verdict) for verdict in found.verdicts],
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    replace_text(path, json.dumps(report, indent=1) + "\n")

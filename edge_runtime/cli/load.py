@@ -13,6 +13,7 @@ import click
 
 from ..bench.corpus import prompts
 from ..bench.load import LoadFigures, LoadPlan, quantile, run_disconnects, run_fairness, run_load
+from ..files import replace_text
 from ..parameters import Finite, Place, Whole, Written
 from .progress import long_progress
 
@@ -53,8 +54,7 @@ def load(socket: Path | None, clients: int, minutes: float, disconnects: int, js
             f"{left.cancelled} answers cancelled): {left.busy_slots} slots busy, {left.waiting} requests waiting"
         )
     if json_path is not None:
-        json_path.parent.mkdir(parents=True, exist_ok=True)
-        json_path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        replace_text(json_path, json.dumps(report, indent=1) + "\n")
 
 
 def _load(socket: Path | None, plan: LoadPlan) -> LoadFigures:

@@ -44,6 +44,8 @@ def _rows(status: Status, width: int) -> Iterator[Text]:
     yield _row("requests", f"{requests.running} running, {requests.waiting} of {requests.queue_limit} waiting")
     ends = ("finished", "failed", "cancelled", "refused")
     yield _row("", "  ".join(f"{end} {getattr(requests, end)}" for end in ends))
+    if requests.last_failure:
+        yield _row("", f"{_duration(requests.last_failure_age_s or 0.0)} ago: {requests.last_failure}")
     cached = f"{speed.cached_prompt_tokens} of them cached"
     yield _row("tokens", f"{speed.generated_tokens} made, {speed.prompt_tokens} read, {cached}")
     memory = status.memory
@@ -56,6 +58,8 @@ def _rows(status: Status, width: int) -> Iterator[Text]:
         f"temperature {_number(board.temperature_c, ' °C')}  power {_watts(board.power_mw)}  "
         f"clock {_number(board.gpu_clock_mhz, ' MHz')}  state {board.throttle_state or '-'}",
     )
+    if board.trouble is not None:
+        yield _row("", board.trouble)
     if board.joules_per_token is not None:
         yield _row("energy", f"{board.joules_per_token:.2f} J a token")
     budget = status.budget

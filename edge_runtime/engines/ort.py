@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..bundle import TARGET, TREE_ROWS, Manifest, Model
-from ..errors import ConfigError, EngineError
+from ..errors import ConfigError, EngineError, first_line
 from .bounds import refuse_head, refuse_lanes, refuse_path, refuse_prefix, refuse_slot, refuse_step, refuse_tokens
 from .even_rows import even, parts_of
 from .ort_bindings import Bindings, BoundReadout
@@ -319,7 +319,7 @@ class OrtEngine:
             session.run_with_iobinding(binding, options)
             self.ran_s += time.perf_counter() - started
         except Exception as problem:  # onnxruntime raises its own classes, unrelated to each other
-            raise EngineError(f"onnxruntime: {str(problem).splitlines()[0]}") from problem
+            raise EngineError(f"onnxruntime: {first_line(problem)}") from problem
 
 
 def other_dialect(manifest: Manifest, place: str) -> str:

@@ -17,7 +17,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from ..bundle import Manifest, Model, Tensor
-from ..errors import BundleError, ConfigError, EngineError
+from ..errors import BundleError, ConfigError, EngineError, first_line
 from ..resident import give_pages_back
 from .delta_executor import PARTS, Copy2d, HostBuffers, Layout, host_buffers, own_layout, shared_layout
 from .ort_memory import bind_host
@@ -178,7 +178,7 @@ def _run(session: onnxruntime.InferenceSession, binding: onnxruntime.IOBinding) 
     try:
         session.run_with_iobinding(binding)
     except Exception as problem:  # onnxruntime raises its own classes, unrelated to each other
-        raise EngineError(f"onnxruntime: {str(problem).splitlines()[0]}") from problem
+        raise EngineError(f"onnxruntime: {first_line(problem)}") from problem
 
 
 def _lines(region: NDArray[np.uint8], offset: int, pitch: int, of: Copy2d) -> NDArray[np.uint8]:

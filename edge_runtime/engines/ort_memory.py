@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..bundle import KvLayer, Model
-from ..errors import EngineError
+from ..errors import EngineError, first_line
 from ..resident import give_pages_back
 from .kept_rows import KeptRows
 from .ort_cuda import device_copies
@@ -94,7 +94,7 @@ def _told() -> Iterator[None]:
     try:
         yield
     except Exception as problem:  # onnxruntime raises its own classes, unrelated to each other
-        raise EngineError(f"onnxruntime: {str(problem).splitlines()[0]}") from problem
+        raise EngineError(f"onnxruntime: {first_line(problem)}") from problem
 
 
 KvPair = tuple[Buffer, Buffer]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..bundle import Model
-from ..errors import BundleError, ConfigError
+from ..errors import BundleError, ConfigError, first_line
 from ..quiet import keep_to_ourselves
 from .even_rows import WITHOUT_BLOCKS
 from .ort_settings import OrtSettings
@@ -145,7 +145,7 @@ def make_session(
                 str(path), options, providers=[(provider, provider_options)], enable_fallback=0
             )
     except Exception as problem:  # onnxruntime raises its own classes, unrelated to each other
-        first = str(problem).splitlines()[0]
+        first = first_line(problem)
         if settings.device == "cuda" and "CPU EP" in first:
             raise ConfigError(
                 f"{path}: a part of it has no CUDA kernel in onnxruntime {onnxruntime.__version__}; "

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..bundle import TREE_ROWS, Manifest, Model
-from ..errors import ConfigError, EngineError
+from ..errors import ConfigError, EngineError, first_line
 from ..resident import give_pages_back
 from ..tree import attends, depths
 from .bounds import refuse_head, refuse_path, refuse_prefix, refuse_slot, refuse_step, refuse_tokens
@@ -225,4 +225,4 @@ def _told() -> Iterator[None]:
     try:
         yield
     except RuntimeError as problem:
-        raise EngineError(f"torch: {str(problem).splitlines()[0]}") from problem
+        raise EngineError(f"torch: {first_line(problem)}") from problem

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import BundleError, ConfigError
+from ..errors import BundleError, ConfigError, first_line
 
 Device = Literal["cpu", "cuda"]
 BLOCK = 64
@@ -79,7 +79,7 @@ class Nf4Model:
             self._head = tensors.pop("head.weight", self._table)
             self._fill(tensors)
         except (AttributeError, KeyError, TypeError, ValueError) as problem:
-            raise BundleError(f"{path} does not load: {str(problem).splitlines()[0]}") from problem
+            raise BundleError(f"{path} does not load: {first_line(problem)}") from problem
         layers = self._model.layers
         if len(layers) != len(windows) or self._head.shape != (vocab_size, config.hidden_size):
             shape = tuple(self._head.shape)
@@ -265,7 +265,7 @@ def try_product(device: Device) -> None:
         product = _Product(packed, scales, (BLOCK, BLOCK), compute, False)
         found = product(torch.ones((1, BLOCK), device=device)).cpu()
     except Exception as problem:  # whatever a foreign binary may raise
-        first = str(problem).splitlines()[0]
+        first = first_line(problem)
         raise ConfigError(f"bitsandbytes runs no 4-bit product on {device}: {first}") from problem
     if not bool((found == BLOCK).all()):
         raise ConfigError(f"bitsandbytes computes 4-bit products wrongly on {device}")
@@ -283,7 +283,7 @@ def _read(path: Path, device: Device) -> tuple[dict[str, Any], dict[str, Any]]:
             settings = json.loads(metadata["config"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
     except (OSError, KeyError, ValueError, RuntimeError, safetensors.SafetensorError) as problem:
-        raise BundleError(f"{path} does not load: {str(problem).splitlines()[0]}") from problem
+        raise BundleError(f"{path} does not load: {first_line(problem)}") from problem
     if not isinstance(settings, dict) or settings.get("model_type") not in _FAMILIES:
         raise BundleError(f"{path}: neither a Gemma 2 nor a Gemma 3")
     return settings, tensors

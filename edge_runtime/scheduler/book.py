@@ -243,7 +243,7 @@ class Book:
 
     def end(self, entry: Entry, event: Finished | Failed, now_s: float, lost: bool = False) -> None:
         """Its slot is free from now on; what ``event`` it was told last follows. ``lost``: the slot's entries are."""
-        self._finish(entry, event)
+        self._finish(entry, event, now_s)
         if entry.placement is None:
             self.admission.remove(entry.waiter)
         else:
@@ -254,7 +254,7 @@ class Book:
             self._turns.leave(entry.ticket.number)
             del self._running[entry.ticket.number]
 
-    def _finish(self, entry: Entry, event: Finished | Failed) -> None:
+    def _finish(self, entry: Entry, event: Finished | Failed, now_s: float) -> None:
         entry.last = event
         if isinstance(event, Finished):
             self.tally.finished += 1
@@ -262,13 +262,15 @@ class Book:
             self.tally.cancelled += 1
         else:
             self.tally.failed += 1
+            if isinstance(event.error, EngineError):
+                self.tally.fault, self.tally.fault_s = str(event.error), now_s
 
     def settle(self, entry: Entry) -> None:
         """Its last event was sent."""
         del self.entries[entry.ticket.number]
         entry.line.entries -= 1
 
-    def abandon(self, error: Cancelled | EngineError) -> tuple[list[Entry], list[Line]]:
+    def abandon(self, error: Cancelled | EngineError, now_s: float) -> tuple[list[Entry], list[Line]]:
         """Everything ends here: whose last events are still to be sent, and the models to close.
 
         Not by way of ``end``: it may be the book itself that has gone wrong.
@@ -276,7 +278,7 @@ class Book:
         self.refusal = self.refusal or str(error)
         for entry in self.entries.values():
             if not entry.ended:
-                self._finish(entry, Failed(entry.doom or error))
+                self._finish(entry, Failed(entry.doom or error), now_s)
         self.admission = Admission(self.admission.limits)
         lines, self._lines, self._running = self._lines, [], {}
         return list(self.entries.values()), lines
@@ -295,6 +297,8 @@ class Book:
                 failed=tally.failed,
                 cancelled=tally.cancelled,
                 refused=tally.refused,
+                last_failure=tally.fault,
+                last_failure_age_s=max(0.0, now_s - tally.fault_s) if tally.fault else None,
             ),
             running=tuple(entry.running(now_s) for entry in self._running.values()),
             slots=self._current.slots.status(now_s),

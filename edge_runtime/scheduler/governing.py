@@ -38,6 +38,12 @@ class Readings(Protocol):
     @property
     def latest(self) -> Sample | None: ...
 
+    @property
+    def trouble(self) -> str | None: ...
+
+    @property
+    def is_fresh(self) -> bool: ...
+
     def energy(self) -> Energy: ...
 
 
@@ -68,6 +74,9 @@ class BoardNow:
     """Of the last turns, waits and prompts included."""
     busy_s: float
     """In turns since the start, waits left out."""
+    trouble: str | None = None
+    """Why there is no sample, or why it is old."""
+    is_fresh: bool = True
 
 
 class Governing:
@@ -157,4 +166,7 @@ class Governing:
         tokens = sum(count for _, count in spent)
         joules_per_token = sum(joules for joules, _ in spent) / tokens if tokens else None
         latest, energy = readings.latest, readings.energy()
-        return BoardNow(latest, energy, self.budget, self._pace_s, joules_per_token, self._activity.busy_s)
+        return BoardNow(
+            latest, energy, self.budget, self._pace_s, joules_per_token, self._activity.busy_s,
+            readings.trouble, readings.is_fresh,
+        )  # fmt: skip

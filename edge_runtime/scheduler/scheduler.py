@@ -136,6 +136,9 @@ class Scheduler:
         try:
             while self._round():
                 pass
+        except _Altered as problem:
+            error = problem
+            _LOG.error("the model cannot be served any more: %s", problem)
         except Exception as problem:  # noqa: BLE001 - whoever waits shall not wait in vain
             error = _unexpected("the scheduler", problem)
         finally:
@@ -195,13 +198,17 @@ class Scheduler:
     def _turn(self, entry: Entry) -> None:
         made = entry.generation
         assert made is not None  # it began
+        _refuse_altered(entry.line)
         entry.line.served.decoder.govern(self._book.budget)
         kv_len, before_s = made.session.kv_len, self._clock()
         try:
             piece = made.turn()
         except Exception as problem:  # noqa: BLE001 - the others' answers go on
-            self._fail(entry, problem)
+            if not entry.line.served.decoder.goes_on_without(made.session, problem):
+                self._fail(entry, problem)
             return
+        # Once more, before anybody hears of it.
+        _refuse_altered(entry.line)
         with self._changed:
             now_s = self._beat_s = self._clock()
             self._governing.did(
@@ -216,7 +223,12 @@ class Scheduler:
 
     def _fail(self, entry: Entry, problem: Exception) -> None:
         """This request alone: what its slot holds is unknown, the others' are as they were."""
-        error = problem if isinstance(problem, EdgeError) else _unexpected(f"request {entry.ticket.number}", problem)
+        number = entry.ticket.number
+        if isinstance(problem, EdgeError):
+            error = problem
+            _LOG.error("request %d failed: %s", number, error)
+        else:
+            error = _unexpected(f"request {number}", problem)
         if entry.placement is not None:
             entry.line.served.decoder.drafter.reset(entry.placement.slot)
         self._end(entry, Failed(error), lost=True)
@@ -244,11 +256,20 @@ class Scheduler:
 
     def _abandon(self, error: Cancelled | EngineError) -> None:
         with self._changed:
-            ends, lines = self._book.abandon(error)
+            ends, lines = self._book.abandon(error, self._clock())
             self._idle = True
         for entry in ends:
             self._tell_last(entry)
         _close(lines)
+
+
+class _Altered(EngineError):
+    """What a model is made of is not what was checked: no word of it goes out any more."""
+
+
+def _refuse_altered(line: Line) -> None:
+    if problem := line.served.altered():
+        raise _Altered(f"{line.served.name}: {problem}")
 
 
 def _done(step: StepResult | None, fed: int, before_s: float, now_s: float) -> Done:

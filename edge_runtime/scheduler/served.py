@@ -8,6 +8,11 @@ from dataclasses import dataclass
 from ..decoder import Decoder
 
 
+def _unaltered() -> str:
+    """Nobody writes into what has no files."""
+    return ""
+
+
 def _keep_all(slots: Sequence[int]) -> None:
     """Nothing of it can be given back."""
 
@@ -25,3 +30,6 @@ class Served:
     """Frees the engines; called on the engine's thread, once no answer needs them."""
     forget: Callable[[Sequence[int]], None] = _keep_all
     """Gives the memory behind the entries of these slots back; on the engine's thread. Nobody holds them."""
+    altered: Callable[[], str] = _unaltered
+    """What of its files was changed while it is served, in one line; empty while all is as it was checked. Asked around
+    every turn, from any thread."""

@@ -30,6 +30,10 @@ class Tally:
     failed: int = 0
     cancelled: int = 0
     refused: int = 0
+    fault: str = ""
+    """Why the last answer failed that an engine, or the daemon itself, ended;"""
+    fault_s: float = 0.0
+    """and when."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0

@@ -43,3 +43,21 @@ def _source(budget: BudgetConfig, root: Path) -> tuple[TelemetrySource | None, s
 def _turned(budget: Budget) -> None:
     log = _LOG.info if budget.state in ("normal", "unmonitored", "warm") else _LOG.warning
     log(event("board", state=budget.state, admit=budget.admit, reason=budget.reason))
+
+
+class Trouble:
+    """What the readings suffer from, told to the log when it changes."""
+
+    def __init__(self, monitor: Monitor | None) -> None:
+        self._monitor = monitor
+        self._told: str | None = None
+
+    def look(self) -> None:
+        trouble = None if self._monitor is None else self._monitor.trouble
+        if trouble == self._told:
+            return
+        self._told = trouble
+        if trouble is None:
+            _LOG.info(event("telemetry", trouble="over"))
+        else:
+            _LOG.warning(event("telemetry", trouble=trouble))

@@ -13,6 +13,7 @@ import socket
 import struct
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,7 @@ from .problems import Problem, Refusal
 _CREDENTIALS = struct.Struct("3i")
 _MOST_PIPELINED = 64 << 10
 """Bytes of later requests that may wait behind one that is being answered."""
+_MOST_SMALL_CHUNKS, _SMALL_CHUNK = 4096, 64
 _KEEP_ALIVE_S = 75
 """Idle. Longer than clients keep theirs (httpx: 5 s), so that none sends a request into a connection that closes."""
 _QUOTED = re.compile(r":? (?:bytearray\()?b['\"].*", re.DOTALL)
@@ -78,10 +80,16 @@ class _Parser(h11.Connection):
     def __init__(self, most: int) -> None:
         super().__init__(h11.SERVER, most)
         self._most = most
+        self._parts = self._bytes = 0
+        """Of the body so far: how often h11 handed some of it out, and how much."""
 
     def next_event(self) -> Any:
         if self.their_state is not h11.IDLE:
-            return super().next_event()
+            event = super().next_event()
+            if isinstance(event, h11.Data):
+                self._check_chunks(len(event.data))
+            return event
+        self._parts = self._bytes = 0
         before = len(self.trailing_data[0])
         event = super().next_event()
         if isinstance(event, h11.Request):
@@ -90,7 +98,27 @@ class _Parser(h11.Connection):
             if not event.http_version.startswith(b"1."):
                 version = event.http_version.decode("ascii")
                 raise h11.RemoteProtocolError(f"HTTP/{version} is not spoken here, but 1.1", error_status_hint=505)
+            _check_framing(event)
         return event
+
+
+    def _check_chunks(self, size: int) -> None:
+        """One read of the socket may hold forty thousand chunks of a byte, and nobody else is heard while they are
+        read: a second and more. Raises ``h11.RemoteProtocolError``."""
+        self._parts += 1
+        self._bytes += size
+        if self._parts > _MOST_SMALL_CHUNKS and self._bytes < self._parts * _SMALL_CHUNK:
+            raise h11.RemoteProtocolError(f"more than {_MOST_SMALL_CHUNKS} chunks of less than {_SMALL_CHUNK} bytes")
+
+
+def _check_framing(request: Any) -> None:
+    """Where a body ends must have one answer. h11 believes one of two, and whoever stands between client and daemon may
+    believe the other: what is a body to one is a request to the other. Raises ``h11.RemoteProtocolError``."""
+    names = {name for name, _ in request.headers}
+    if b"transfer-encoding" in names and b"content-length" in names:
+        raise h11.RemoteProtocolError("Content-Length beside Transfer-Encoding")
+    if b"transfer-encoding" in names and request.http_version == b"1.0":
+        raise h11.RemoteProtocolError("Transfer-Encoding in HTTP/1.0")
 
 
 class Connection(H11Protocol):
@@ -105,7 +133,8 @@ class Connection(H11Protocol):
         self._write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        made: Any = _Transport(transport, self._close)
+        super().connection_made(made)
         # A chunk that the kernel does not take is a reader that does not read: told at once, and nothing piles up.
         transport.set_write_buffer_limits(high=0)
         self.app_state = {**self.app_state, "peer": _peer(transport)}
@@ -160,15 +189,15 @@ class Connection(H11Protocol):
         self._watch_request()
 
     def shutdown(self) -> None:
-        if self._refused:
-            self.transport.close()
-        else:
+        if not self._refused:
             super().shutdown()
+        if self._refused:
+            self._hang_up()
 
     def send_400_response(self, msg: str) -> None:
         """Called while uvicorn handles h11's error, which knows the status better."""
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
-            self.transport.close()
+            self._hang_up()
             return
         problem = sys.exc_info()[1]
         status = problem.error_status_hint if isinstance(problem, h11.RemoteProtocolError) else 400
@@ -243,10 +272,27 @@ class Connection(H11Protocol):
         self.transport.write(_response(refusal))
         late = refusal.http_status == 408
         if late or (self.cycle is not None and not self.cycle.response_complete):
-            self.transport.close()
-            return
-        # Closed with bytes unread, a socket fails the client that still sends, before it has read the refusal.
+            self._hang_up()
+        else:
+            self._linger()
+
+    def _close(self) -> None:
+        """As uvicorn asks for behind the last answer, perhaps before its request was read to the end."""
+        if self.conn.their_state is h11.SEND_BODY and not self._refused:
+            self._linger()
+        elif not self._refused:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        made: Any = self.transport
+        made.hang_up()
+
+    def _linger(self) -> None:
+        """Closed with bytes unread, a socket fails the client that still sends, before it has read its answer."""
         self._refused = True
+        self.flow.resume_reading()
+        made: Any = self.transport
+        made.leaving = True
         self._unset_keepalive_if_required()
         self._unset_timers()
         self.transport.write_eof()
@@ -257,6 +303,27 @@ class Connection(H11Protocol):
             if timer is not None:
                 timer.cancel()
         self._read_timer = self._write_timer = None
+
+
+class _Transport:
+    """asyncio's, but that its protocol decides how it is closed."""
+
+    def __init__(self, made: asyncio.Transport, close: Callable[[], None]) -> None:
+        self._made, self._close = made, close
+        self.leaving = False
+        """Whether nothing more is sent."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._made, name)
+
+    def is_closing(self) -> bool:
+        return self.leaving or self._made.is_closing()
+
+    def close(self) -> None:
+        self._close()
+
+    def hang_up(self) -> None:
+        self._made.close()
 
 
 def _peer(transport: asyncio.Transport) -> Peer:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
 import os
+import resource
 import signal
 import sys
 import threading
@@ -27,10 +29,10 @@ from ..scheduler.scheduler import Scheduler
 from ..scheduler.snapshot import Snapshot
 from ..telemetry.monitor import Monitor
 from .app import create_app
-from .board import READINGS, governing_of
+from .board import READINGS, Trouble, governing_of
 from .connection import uvicorn_config
 from .listeners import Listeners
-from .logs import event, log_to_stderr
+from .logs import event, flush_log, log_to_stderr
 from .notify import Notifier, watchdog_period_s
 from .preparing import limits_of, prepare, settings_of
 from .service import Model, Service, Standing
@@ -48,6 +50,8 @@ _ENGINE_PATIENCE_S = 5.0
 _RESPONSES_S = 5
 """For what is made to reach its readers."""
 _LOOK_S = 1.0
+_OTHER_FILES = 256
+"""Beside connections: those that are still told that they are too many, a bundle and its successor, the board's."""
 
 
 def run_daemon(read: ReadConfig) -> int:
@@ -56,8 +60,11 @@ def run_daemon(read: ReadConfig) -> int:
     config = read()
     settings_of(config.engine)
     log_to_stderr(os.environ)
+    # What ends a process without a word leaves one: an engine that crashes, a weight file that was cut off (SIGBUS).
+    faulthandler.enable()
     period_s = watchdog_period_s(os.environ, os.getpid())
     notifier = Notifier.of(os.environ)
+    _allow_files(config.server.max_connections)
     listeners = Listeners(config.server, os.environ)
     daemon = Daemon(read, config, listeners, notifier, period_s)
     try:
@@ -68,6 +75,18 @@ def run_daemon(read: ReadConfig) -> int:
             _leave_at_once(sys.exc_info()[1])
     notifier.close()
     return 0
+
+
+def _allow_files(connections: int) -> None:
+    """A shell gives 1,024 open files, which is fewer than the connections that are allowed and what they need beside;
+    a socket that cannot be accepted is a client that waits for nothing."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + _OTHER_FILES
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most < wanted:
+        _LOG.warning(event("few open files", allowed=most, connections=connections))
 
 
 class _Server(uvicorn.Server):
@@ -100,6 +119,8 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop_asked, number)
         loop.add_signal_handler(signal.SIGHUP, self._hang_up.set)
+        # Somebody is about to write into a bundle: the next look finds out which file (intact.py).
+        loop.add_signal_handler(signal.SIGIO, lambda: None)
         server = _Server(
             uvicorn_config(create_app(self._service), self._config.server, timeout_graceful_shutdown=_RESPONSES_S)
         )
@@ -173,15 +194,24 @@ class Daemon:
     async def _look_after(self, scheduler: Scheduler) -> None:
         """Feeds the watchdog while decoding moves; raises when it never will again."""
         period_s = self._watchdog_s
-        pressure = NO_PRESSURE
+        pressure, trouble = NO_PRESSURE, Trouble(self._monitor)
         while True:
+            trouble.look()
+            flush_log()
             pressure = self._press(scheduler, pressure)
             snapshot = scheduler.snapshot()
             if snapshot.refusal and not self._stop.is_set():
                 raise EngineError(f"the engine's thread ended: {snapshot.refusal}")
+            if snapshot.idle and (altered := await self._altered()):
+                raise EngineError(altered)
             if period_s is not None and moves(snapshot, time.monotonic(), period_s):
                 self._notifier.alive()
             await asyncio.sleep(_LOOK_S if period_s is None else min(_LOOK_S, period_s / 4))
+
+    async def _altered(self) -> str:
+        """Of a model that nobody asks: its own thread looks around every turn. A file that was touched is hashed."""
+        model = self._service.standing.model
+        return "" if model is None else await asyncio.to_thread(model.served.altered)
 
     def _press(self, scheduler: Scheduler, was: Pressure) -> Pressure:
         memory = machine_memory()

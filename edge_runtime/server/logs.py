@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
+import select
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping
+from contextlib import nullcontext
 
 import msgspec
 
@@ -15,6 +19,57 @@ _SYSLOG = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR:
 
 
 _QUOTES = re.compile(r"[(<\n]")
+_MOST_WAITING = 1000
+_MOST_BYTES = 4000
+"""Of a line: as much as a pipe that has room at all takes at once (PIPE_BUF)."""
+
+
+class Stderr(logging.Handler):
+    """Never waits: who reads the log and stops must not stop the answers, and a disk that is full must not end them.
+
+    Lines that find no room wait for the next one, or for ``flush``; of too many the oldest are lost, which is told.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self._descriptor = descriptor
+        self._waiting: deque[bytes] = deque()
+        self._lost = 0
+        self._room = select.poll()
+        self._room.register(descriptor, select.POLLOUT)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record).encode("utf-8", "backslashreplace")
+        except Exception:  # noqa: BLE001 - as logging itself: a line that cannot be made ends nobody's answer
+            self.handleError(record)
+            return
+        if len(self._waiting) >= _MOST_WAITING:
+            self._waiting.popleft()
+            self._lost += 1
+        self._waiting.append(line[:_MOST_BYTES] + b"\n")
+        self._write()
+
+    def flush(self) -> None:
+        with self.lock or nullcontext():
+            self._write()
+
+    def _write(self) -> None:
+        while self._waiting and self._room.poll(0):
+            if self._lost:
+                self._waiting.appendleft(b"%d lines of the log were lost: nobody took them\n" % self._lost)
+                self._lost = 0
+            try:
+                done = os.write(self._descriptor, self._waiting[0])
+            except OSError as problem:
+                # Nobody will read it any more; or a disk is full, and may not be later.
+                if problem.errno in (errno.EPIPE, errno.EBADF):
+                    self._waiting.clear()
+                return
+            if done < len(self._waiting[0]):
+                self._waiting[0] = self._waiting[0][done:]
+            else:
+                self._waiting.popleft()
 
 
 class OneLine(logging.Formatter):
@@ -46,12 +101,18 @@ def event(name: str, /, **facts: object) -> str:
 
 
 def log_to_stderr(environment: Mapping[str, str]) -> None:
-    handler = logging.StreamHandler(sys.stderr)
+    handler = Stderr(sys.stderr.fileno())
     handler.setFormatter(OneLine(_is_journal(environment)))
     for name, level in (("edge_runtime", logging.INFO), ("uvicorn", logging.WARNING), ("asyncio", logging.ERROR)):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(level)
+
+
+def flush_log() -> None:
+    """What found no room when it was written."""
+    for handler in logging.getLogger("edge_runtime").handlers:
+        handler.flush()
 
 
 def _is_journal(environment: Mapping[str, str]) -> bool:

@@ -126,8 +126,10 @@ def prepare(config: Config, beside: int = 0) -> Model:
             eos_ids=loaded.manifest.tokenizer.eos_ids,
             close=lambda: _let_go(loaded),
             forget=lambda slots: _forget(loaded, decoder, slots),
+            altered=loaded.intact.problem,
         )
         _warm_up(loaded, served)
+        loaded.intact.guard()
         return Model.of(loaded, served)
     except BaseException:
         _let_go(loaded)

@@ -20,6 +20,7 @@ from ..errors import (
     Unavailable,
 )
 
+_LONGEST_LINE = 1000
 INTERNAL = "internal error: the daemon's log has the details"
 
 
@@ -54,15 +55,17 @@ class Problem:
 def error_object(error: EdgeError) -> dict[str, Any]:
     """``{"error": ...}``: the body of a refusal, and the last event of a stream that broke off."""
     if isinstance(error, InputError | Refusal):
-        param = error.param
+        param = None if error.param is None else one_line(error.param)
     else:
         param = None
     return {"error": {"message": one_line(str(error)), "type": _type(error), "param": param, "code": _code(error)}}
 
 
 def one_line(text: str) -> str:
-    """Whatever ``text`` holds, as UTF-8 can carry it and on one line."""
-    return " ".join(text.encode("utf-8", "backslashreplace").decode("utf-8").split())
+    """Whatever ``text`` holds, as UTF-8 can carry it and on one line; of a long one, which quotes what a client sent,
+    the beginning."""
+    line = " ".join(text.encode("utf-8", "backslashreplace").decode("utf-8").split())
+    return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}..."
 
 
 def _type(error: EdgeError) -> str:

@@ -28,9 +28,13 @@ _NO_SPEED = SpeedStatus(0.0, None, None, None, None, 0, 0, 0)
 def status_of(service: Service, snapshot: Snapshot | None) -> Status:
     """``snapshot`` of its scheduler, ``None`` while there is none."""
     standing, memory = service.standing, resident()
+    state, reason = standing.state, standing.reason
+    if state == "ready" and snapshot is not None and snapshot.refusal:
+        # The engine's thread has ended, and the daemon is about to.
+        state, reason = "failed", snapshot.refusal
     return Status(
-        state=standing.state,
-        reason=standing.reason,
+        state=state,
+        reason=reason,
         version=__version__,
         uptime_s=max(0.0, service.clock() - service.started_s),
         model=None if standing.model is None else _model(standing.model),
@@ -45,10 +49,11 @@ def status_of(service: Service, snapshot: Snapshot | None) -> Status:
 
 
 def _board(board: BoardNow) -> BoardStatus:
-    sample = board.sample
+    sample = board.sample if board.is_fresh else None
     joules = None if board.energy is None or not board.energy.measured_s else board.energy.joules
     if sample is None:
-        return BoardStatus(throttle_state=board.budget.state, joules=joules, busy_s=board.busy_s)
+        state = board.budget.state
+        return BoardStatus(throttle_state=state, joules=joules, busy_s=board.busy_s, trouble=board.trouble)
     hottest, clock_mhz = sample.hottest, sample.gpu.clock_mhz
     return BoardStatus(
         power_mw=sample.power_mw,
@@ -59,6 +64,7 @@ def _board(board: BoardNow) -> BoardStatus:
         joules=joules,
         power_mode=sample.power_mode,
         source=sample.source,
+        trouble=board.trouble or "; ".join(sample.problems) or None,
         busy_s=board.busy_s,
     )
 

@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _MOST_BYTES = 1 << 16
+_MOST = 1 << 63
+"""No counter of a kernel goes beyond."""
 
 
 def read_text(path: str) -> str | None:
     """Without the blanks and zero bytes at its end."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        # Without waiting for somebody to write, should there be a pipe in its place.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
     try:
@@ -26,10 +29,16 @@ def read_text(path: str) -> str | None:
 
 def read_int(path: str) -> int | None:
     text = read_text(path)
+    return None if text is None else number(text)
+
+
+def number(text: str) -> int | None:
+    """``None`` where it is none, or one that no kernel counts to: floats and JSON could not hold it."""
     try:
-        return None if text is None else int(text)
-    except ValueError:
+        value = int(text)
+    except ValueError:  # also: thousands of digits
         return None
+    return value if -_MOST <= value < _MOST else None
 
 
 def folders(parent: Path, prefix: str) -> Iterator[str]:
@@ -38,6 +47,6 @@ def folders(parent: Path, prefix: str) -> Iterator[str]:
         names = os.listdir(parent)
     except OSError:
         return
-    numbered = [name for name in names if name.startswith(prefix) and name[len(prefix) :].isdigit()]
+    numbered = [name for name in names if name.startswith(prefix) and name[len(prefix) :].isdecimal()]
     for name in sorted(numbered, key=lambda name: int(name[len(prefix) :])):
         yield f"{parent}/{name}"

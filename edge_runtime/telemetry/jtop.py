@@ -24,6 +24,7 @@ import msgspec
 
 from ..boards import Board
 from .layout import is_of_the_chip, zone_name
+from .plausible import possible
 from .power import total_power
 from .sample import Sample, Zone
 from .sysfs import plausible_zone
@@ -208,7 +209,8 @@ def cleaned(sample: Sample, board: Board | None, now_s: float) -> Sample:
         problems.append(total.problem)
     # A machine in another time namespace than the service would see times to come.
     time_s = min(sample.time_s, now_s)
-    return replace(sample, time_s=time_s, power_mw=total.power_mw, zones=tuple(zones), problems=tuple(problems))
+    told = replace(sample, time_s=time_s, power_mw=total.power_mw, zones=tuple(zones), problems=tuple(problems))
+    return possible(told)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from .attributes import folders, read_int, read_text
+from .attributes import folders, number, read_int, read_text
 
 _NOT_THE_CHIP = ("pmic", "iwlwifi", "nvme")
 """Zones that say nothing of it: one is a constant, the others are cards."""
@@ -139,4 +139,4 @@ def _trip(zones: list[str], kind: str) -> float | None:
 def _modes(root: Path) -> dict[int, str]:
     text = read_text(f"{root}/etc/nvpmodel.conf") or ""
     found = re.findall(r"^\s*<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=([^\s>]+)\s*>", text, re.MULTILINE)
-    return {int(number): name for number, name in found}
+    return {mode: name for digits, name in found if (mode := number(digits)) is not None}

@@ -12,11 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from .energy import Energy
+from .plausible import possible
 from .sample import Sample
 from .source import TelemetrySource
 
 INTERVAL_S = 0.25
 STALE_S = 3.0
+_AHEAD_S = 1.0
+"""A reading of a time to come, by more than that, is a lie: it would never grow old."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +43,13 @@ class Monitor:
         stale_s: float = STALE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Takes over the source, and closes it. ``stale_s``: energy is not counted over longer gaps.
+        """Takes over the source, and closes it. ``stale_s``: what is older is no reading, and energy is not counted
+        over longer gaps.
 
         It polls from ``start`` on.
         """
         self.source = source
-        self._interval_s = interval_s
+        self._interval_s, self._stale_s = interval_s, stale_s
         self._clock = clock
         self._watched = Watched(None, Energy(stale_s))
         self._closing = threading.Event()
@@ -59,6 +63,21 @@ class Monitor:
     def latest(self) -> Sample | None:
         return self._watched.sample
 
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing is read now, in one line that stays the same while it does; ``None`` while all is well."""
+        watched = self._watched
+        age_s = watched.age_s(self._clock())
+        if watched.trouble is None and (age_s is None or age_s > self._stale_s):
+            return f"{self.source.name}: nothing was read for more than {self._stale_s:g} s"
+        return watched.trouble
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the latest sample still says what is."""
+        age_s = self._watched.age_s(self._clock())
+        return age_s is not None and age_s <= self._stale_s
+
     def energy(self) -> Energy:
         """Up to now, as far as it can be told: of two of these the difference counts."""
         return self._watched.energy.at(self._clock())
@@ -69,6 +88,11 @@ class Monitor:
             sample, trouble = self.source.latest(), self.source.trouble
         except Exception as problem:  # noqa: BLE001 -- a source's bug must not leave the governor with old values
             sample, trouble = None, f"{self.source.name}: {type(problem).__name__}: {problem}"
+        if sample is not None:
+            # Whatever source it is: what no board can be must reach neither governor nor status.
+            sample = possible(sample)
+            if not sample.time_s <= self._clock() + _AHEAD_S:
+                sample, trouble = None, f"{self.source.name}: its readings are of a time to come"
         before = self._watched
         energy = before.energy
         if sample is not None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from .power import MOST_MW
-from .sample import Sample
+from .sample import GpuReading, Sample
 
 COLDEST_C, HOTTEST_C = -50.0, 150.0
 """Outside of these a sensor is off or broken: -256 is how some say so."""
@@ -56,6 +57,47 @@ def _of_throttling(sample: Sample) -> Iterator[_Bounded]:
         yield f"cooling {device.name}: max_state", device.max_state, 0, _MOST_EVENTS
     yield "passive_trip_c", throttling.passive_trip_c, _ABSOLUTE_ZERO_C, _MOST_TRIP_C
     yield "critical_trip_c", throttling.critical_trip_c, _ABSOLUTE_ZERO_C, _MOST_TRIP_C
+
+
+def possible(sample: Sample) -> Sample:
+    """Without what no board can be, each told in ``problems``: a sensor that lies costs its own value alone. The time
+    is not looked at.
+    """
+    told = sample.problems
+    wrong = {name: value for name, value, low, high in _bounds(sample)
+             if name != "time_s" and value is not None and not low <= value <= high}  # fmt: skip
+    if not wrong:
+        return sample
+    gpu, memory, throttling = sample.gpu, sample.memory, sample.throttling
+    if memory is not None and any(name.startswith("memory.") for name in wrong):
+        memory = None
+    return replace(
+        sample,
+        power_mw=None if "power_mw" in wrong else sample.power_mw,
+        rails=tuple(one for one in sample.rails if f"rail {one.name}: power_mw" not in wrong),
+        zones=tuple(one for one in sample.zones if f"zone {one.name}: temperature_c" not in wrong),
+        gpu=GpuReading(
+            None if "gpu.clock_mhz" in wrong else gpu.clock_mhz,
+            None if "gpu.max_clock_mhz" in wrong else gpu.max_clock_mhz,
+            None if "gpu.load" in wrong else gpu.load,
+        ),
+        memory=memory,
+        throttling=replace(
+            throttling,
+            over_current_events=tuple(
+                one for one in throttling.over_current_events if f"over-current events {one[0]}" not in wrong
+            ),
+            cooling=tuple(
+                one
+                for one in throttling.cooling
+                if f"cooling {one.name}: state" not in wrong and f"cooling {one.name}: max_state" not in wrong
+            ),
+            passive_trip_c=None if "passive_trip_c" in wrong else throttling.passive_trip_c,
+            critical_trip_c=None if "critical_trip_c" in wrong else throttling.critical_trip_c,
+        ),
+        fan=None if "fan" in wrong else sample.fan,
+        problems=(*told, *(f"{name}: reads {_told(value)}, which cannot be" for name, value in wrong.items())),
+    )
 
 
 def _told(value: float) -> str:

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from .attributes import read_int, read_text
+from .attributes import number, read_int, read_text
 from .identity import Identity, identify
 from .layout import Layout, discover
-from .plausible import COLDEST_C, HOTTEST_C
+from .plausible import COLDEST_C, HOTTEST_C, possible
 from .power import total_power
 from .sample import CoolingDevice, GpuReading, MemoryReading, Rail, Sample, Throttling, Zone
 
@@ -60,7 +60,7 @@ class SysfsSource:
         total = total_power(rails, self.identity.board)
         if total.problem is not None:
             problems.append(total.problem)
-        return Sample(
+        sample = Sample(
             now_s,
             self.name,
             total.power_mw,
@@ -73,6 +73,7 @@ class SysfsSource:
             _fan(layout),
             tuple(problems),
         )
+        return possible(sample)
 
 
 def plausible_zone(name: str, temperature_c: float, problems: list[str]) -> Zone | None:
@@ -122,7 +123,7 @@ def _gpu(layout: Layout, problems: list[str]) -> GpuReading:
 
 def _memory(root: Path, problems: list[str]) -> MemoryReading | None:
     lines = re.findall(r"^(\w+):\s+(\d+) kB", read_text(f"{root}/proc/meminfo") or "", re.MULTILINE)
-    sizes = {name: int(kilobytes) << 10 for name, kilobytes in lines}
+    sizes = {name: kilobytes << 10 for name, digits in lines if (kilobytes := number(digits)) is not None}
     if "MemTotal" not in sizes or "MemAvailable" not in sizes:
         problems.append("memory: cannot be read")
         return None
@@ -140,7 +141,9 @@ def free_blocks(root: Path) -> int | None:
         return None
     page = os.sysconf("SC_PAGE_SIZE")
     return sum(
-        int(count) * ((page << order) // _BLOCK_BYTES) for row in rows for order, count in enumerate(row.split())
+        (number(count) or 0) * ((page << order) // _BLOCK_BYTES)
+        for row in rows
+        for order, count in enumerate(row.split())
     )
 
 
@@ -154,7 +157,8 @@ def _throttling(layout: Layout) -> Throttling:
 def _power_mode(root: Path, layout: Layout) -> str | None:
     """By what ``nvpmodel`` remembers of itself; ``None`` where it has never been told."""
     found = re.search(r"pmode:(\d+)", read_text(f"{root}/var/lib/nvpmodel/status") or "")
-    return layout.mode_names.get(int(found[1])) if found else None
+    mode = number(found[1]) if found else None
+    return None if mode is None else layout.mode_names.get(mode)
 
 
 def _fan(layout: Layout) -> float | None:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from .drafts import ScriptedDraft, decode
 from .engine import CallKind, FakeCall, FakeEngine, ManualClock
+from .faults import DraftFault, EngineFault, FaultyDrafter, FaultyEngine, FaultySource
 from .grammar import FakeGrammar, FakeGrammarState, Rule
 from .live import FakeAssistant, FakeHeads, FakeMultiToken, FakeSelfDraft
 from .model import FakeModel
 
 __all__ = [
-    "CallKind", "FakeAssistant", "FakeCall", "FakeEngine", "FakeGrammar", "FakeGrammarState", "FakeHeads", "FakeModel",
-    "FakeMultiToken", "FakeSelfDraft", "ManualClock", "Rule", "ScriptedDraft", "decode",
+    "CallKind", "DraftFault", "EngineFault", "FakeAssistant", "FakeCall", "FakeEngine", "FakeGrammar",
+    "FakeGrammarState", "FakeHeads", "FakeModel", "FakeMultiToken", "FakeSelfDraft", "FaultyDrafter", "FaultyEngine",
+    "FaultySource", "ManualClock", "Rule", "ScriptedDraft", "decode",
 ]  # fmt: skip

@@ -8,19 +8,16 @@ about every answer, and an ignored keyword would break it in silence.
 from __future__ import annotations
 
 import json
-from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import InputError, did_you_mean
+from .schema_costs import check_costs
+from .schema_parts import LISTS, MAPS, ONE, Part, Parts, Schema, escaped
 
 MAX_BYTES = 128 << 10
 MAX_DEPTH = 100
 """Levels of JSON; the library stops at 128."""
 
-_ONE = frozenset({"additionalProperties", "items"})
-_LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
-_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _VALUES = frozenset({
     "type", "enum", "const", "required", "minProperties", "maxProperties", "minItems", "maxItems", "minLength",
     "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
@@ -32,9 +29,7 @@ _NOTES = frozenset({
 })  # fmt: skip
 _MISSPELT = 0.8
 """Likeness of a slip: ``contains`` is no misspelt ``const``."""
-_KNOWN = _ONE | _LISTS | _MAPS | _VALUES | _NOTES
-
-Schema = dict[str, Any]
+_KNOWN = ONE | LISTS | MAPS | _VALUES | _NOTES
 
 
 def checked(schema: object, where: str, param: str) -> Schema:
@@ -46,9 +41,11 @@ def checked(schema: object, where: str, param: str) -> Schema:
         raise InputError(f"{where}: a JSON schema must be an object, not {_kind(schema)}", param)
     try:
         _bound(schema)
-        for place, part in _parts(schema):
-            _check_part(place, part)
-        _check_ends(schema)
+        parts = Parts(schema)
+        for part in parts.all:
+            _check_part(part)
+        _check_ends(parts)
+        check_costs(parts)
     except InputError as problem:
         raise InputError(f"{where}: {problem}", param) from None
     return schema
@@ -72,115 +69,91 @@ def _bound(schema: Schema) -> None:
         raise InputError(f"{size} bytes of JSON, at most {MAX_BYTES} are compiled")
 
 
-def _parts(schema: Schema) -> Iterator[tuple[str, Any]]:
-    """Every schema inside, itself first, with its place as a JSON pointer."""
-    waiting: list[tuple[str, Any]] = [("#", schema)]
-    while waiting:
-        place, part = waiting.pop()
-        yield place, part
-        for step, inner in _inner(part) if isinstance(part, dict) else ():
-            waiting.append((f"{place}/{step}", inner))
-
-
-def _inner(part: Schema) -> Iterator[tuple[str, Any]]:
-    for key, value in part.items():
-        if key in _ONE:
-            yield key, value
-        elif key in _LISTS and isinstance(value, list):
-            yield from ((f"{key}/{index}", item) for index, item in enumerate(value))
-        elif key in _MAPS and isinstance(value, dict):
-            yield from ((f"{key}/{_escaped(name)}", item) for name, item in value.items())
-
-
-def _check_part(place: str, part: Any) -> None:
-    if isinstance(part, bool):
+def _check_part(part: Part) -> None:
+    said = part.said
+    if isinstance(said, bool):
         return
-    if not isinstance(part, dict):
-        raise InputError(f"{place} must be a schema, not {_kind(part)}")
-    for key, value in part.items():
+    if not isinstance(said, dict):
+        raise InputError(f"{part.place} must be a schema, not {_kind(said)}")
+    for key, value in said.items():
         if key not in _KNOWN:
-            raise InputError(
-                f"{place}: keyword {key!r} is not supported{did_you_mean(key, _KNOWN, likeness=_MISSPELT)}"
-            )
-        if key in _LISTS and not isinstance(value, list):
-            raise InputError(f"{place}/{key} must be a list, not {_kind(value)}")
-        if key in _MAPS and not isinstance(value, dict):
-            raise InputError(f"{place}/{key} must be an object, not {_kind(value)}")
-    reference = part.get("$ref", "#")
+            known = did_you_mean(key[:64], _KNOWN, likeness=_MISSPELT)
+            raise InputError(f"{part.place}: keyword {key[:64]!r} is not supported{known}")
+        if key in LISTS and not isinstance(value, list):
+            raise InputError(f"{part.place}/{key} must be a list, not {_kind(value)}")
+        if key in MAPS and not isinstance(value, dict):
+            raise InputError(f"{part.place}/{key} must be an object, not {_kind(value)}")
+    reference = said.get("$ref", "#")
     if not isinstance(reference, str) or not reference.startswith("#"):
-        raise InputError(f"{place}: $ref must stay inside the schema ('#/...'), not {reference!r}")
+        raise InputError(f"{part.place}: $ref must stay inside the schema ('#/...'), not {str(reference)[:64]!r}")
 
 
-def _check_ends(schema: Schema) -> None:
+def _check_ends(parts: Parts) -> None:
     """Refuses a part that only an endless text satisfies, as a list node that must have a next one. Of an optional
     part too: a model that begins it could not come out again."""
-    parts = {place: part for place, part in _parts(schema) if isinstance(part, dict)}
-    users: dict[str, list[str]] = {}
-    for place, part in parts.items():
-        for inner in [f"{place}/{step}" for step, _ in _inner(part)] + [part.get("$ref", "")]:
-            users.setdefault(inner, []).append(place)
-    ending: set[str] = set()
-    waiting = deque(reversed(parts))
-    while waiting:
-        place = waiting.popleft()
-        if place not in ending and _ends(place, parts[place], parts, ending):
-            ending.add(place)
-            waiting += users.get(place, ())
-    if endless := next((place for place in parts if place not in ending), None):
-        raise InputError(f"{endless}: no finite text satisfies it, since it requires itself")
+    schemas = [part for part in parts.all if isinstance(part.said, dict)]
+    open_ = {part: _conditions(part, parts) for part in schemas}
+    users: dict[Part, list[tuple[Part, int]]] = {}
+    for part, conditions in open_.items():
+        for index, (_, needed) in enumerate(conditions):
+            for one in needed:
+                users.setdefault(one, []).append((part, index))
+    left = {
+        part: [len(needed) if kind == "all" else 1 for kind, needed in conditions] for part, conditions in open_.items()
+    }
+    unmet = {part: sum(count > 0 for count in counts) for part, counts in left.items()}
+    ending = [part for part, count in unmet.items() if not count]
+    # Each part ends once, and then each that needs it hears of it once.
+    for part in ending:
+        for user, index in users.get(part, ()):
+            left[user][index] -= 1
+            if left[user][index] == 0:
+                unmet[user] -= 1
+                if unmet[user] == 0:
+                    ending.append(user)
+    if len(ending) < len(schemas):
+        endless = next(part for part in schemas if unmet[part])
+        raise InputError(f"{endless.place}: no finite text satisfies it, since it requires itself")
 
 
-def _ends(place: str, part: Schema, parts: dict[str, Schema], ending: set[str]) -> bool:
-    """Whether a finite text satisfies a part, as far as the parts in ``ending`` do."""
-
-    def done(step: str) -> bool:
-        inner = f"{place}/{step}"
-        return inner in ending or inner not in parts
-
-    def every(key: str) -> bool:
-        return all(done(f"{key}/{index}") for index in range(len(part.get(key, []))))
-
-    if part.get("$ref") in parts and part["$ref"] not in ending:
-        return False
-    if "enum" in part or "const" in part:
-        return True
+def _conditions(part: Part, parts: Parts) -> list[tuple[Literal["all", "any"], list[Part]]]:
+    """What must have an end for a text of this part to have one."""
+    said = part.said
+    found: list[tuple[Literal["all", "any"], list[Part]]] = []
+    referred = parts.referred(part)
+    if referred is not None:
+        found.append(("all", [referred]))
+    if "enum" in said or "const" in said:
+        return found
     for key in ("anyOf", "oneOf"):
-        if key in part and not any(done(f"{key}/{index}") for index in range(len(part[key]))):
-            return False
-    if not every("allOf"):
-        return False
-    return _object_ends(part, done) and _array_ends(part, every, done)
+        alternatives = part.within(key)
+        # One that is a boolean ends; of none at all, none does.
+        if key in said and all(isinstance(one.said, dict) for one in alternatives):
+            found.append(("any", alternatives))
+    needed = part.within("allOf")
+    if not _other_than("object", said):
+        required = said.get("required", [])
+        names = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
+        needed += [part.inner[step] for name in names if (step := ("properties", escaped(name))) in part.inner]
+    if not _other_than("array", said):
+        needed += _items(part)
+    found.append(("all", [one for one in needed if isinstance(one.said, dict)]))
+    return found
 
 
-def _object_ends(part: Schema, done: Callable[[str], bool]) -> bool:
-    if _other_than("object", part):
-        return True
-    required = part.get("required", [])
-    return not isinstance(required, list) or all(
-        done(f"properties/{_escaped(name)}") for name in required if isinstance(name, str)
-    )
-
-
-def _array_ends(part: Schema, every: Callable[[str], bool], done: Callable[[str], bool]) -> bool:
-    if _other_than("array", part):
-        return True
-    least = part.get("minItems", 0)
+def _items(part: Part) -> list[Part]:
+    least = part.said.get("minItems", 0)
     if not isinstance(least, int | float) or least <= 0:
-        return True
-    first = len(part.get("prefixItems", []))
-    return all(done(f"prefixItems/{index}") for index in range(min(first, int(least)))) and (
-        least <= first or done("items")
-    )
+        return []
+    first = part.within("prefixItems")
+    rest = part.within("items") if least > len(first) else []
+    return [*first[: min(len(first), int(least))], *rest]
 
 
 def _other_than(kind: str, part: Schema) -> bool:
     """Whether an instance may be something else, to which the keywords of ``kind`` say nothing."""
     given = part.get("type")
     return given != kind and given != [kind]
-
-
-def _escaped(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")
 
 
 def _kind(value: object) -> str:

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from ..errors import InputError
 from .grammar import Grammar
-from .json_schema import Schema, checked
+from .json_schema import checked
 from .message import Tool
+from .schema_parts import Schema
 from .tokenizer import Tokenizer
 from .tools import checked_tools
 

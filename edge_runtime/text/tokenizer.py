@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import BundleError, InputError, PromptTooLong, why
+from ..errors import BundleError, InputError, PromptTooLong, first_line, why
 
 GUARD = "\ufdd0"
 """Noncharacter that keeps a control piece apart (``guarded``); ``parse_special`` drops it again."""
@@ -45,7 +45,7 @@ class Tokenizer:
         try:
             self._model.LoadFromSerializedProto(path.read_bytes())
         except (OSError, RuntimeError, UnicodeDecodeError) as problem:  # the last: of a message that quotes the file
-            raise BundleError(f"{path}: not a tokenizer model: {why(problem)}") from None
+            raise BundleError(f"{path}: not a tokenizer model: {first_line(problem)}") from None
         self._path = path
         self.vocab_size: int = self._model.GetPieceSize()
         self.bos_id: int = self._model.bos_id()

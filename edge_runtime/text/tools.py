@@ -15,8 +15,9 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from ..errors import InputError
-from .json_schema import MAX_BYTES, Schema, checked
+from .json_schema import MAX_BYTES, checked
 from .message import Message, Tool, ToolCall
+from .schema_parts import Schema
 
 OPENING = '{"name":'
 """What every call begins with; a list of calls has a bracket before it."""

@@ -55,6 +55,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_runtime.errors import CheckpointError
+from edge_runtime.files import whole
 from edge_runtime.schema import structure
 from export.gguf_blocks import dequantise
 from export.safetensors_file import SafetensorsFile, open_safetensors, read_json
@@ -239,15 +240,13 @@ def write_tensors(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
         at += array.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    partial = path.with_suffix(".part")
-    with partial.open("wb") as out:
+    with whole(path) as partial, partial.open("wb") as out:
         out.write(len(text).to_bytes(8, "little"))
         out.write(text)
         for array in arrays.values():
             out.write(np.ascontiguousarray(array).tobytes())
         out.flush()
         os.fsync(out.fileno())
-    partial.replace(path)
 
 
 def read_tensors(path: Path) -> dict[str, NDArray[Any]]:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_runtime.errors import ConfigError, why
-from edge_runtime.files import read_text_at_most
+from edge_runtime.files import read_text_at_most, whole
 
 from .arrays import DAMAGED
 
@@ -58,6 +58,9 @@ class Part:
         if np.abs(hidden).max(initial=0.0) > np.finfo(np.float16).max or not np.isfinite(hidden).all():
             raise ConfigError("the target's hidden rows do not fit float16: features cannot be stored")
         place = slice(self.done, self.done + len(tokens))
+        for array in (self.tokens, self.hidden, self.normaliser, self.best):
+            if isinstance(array, np.memmap):
+                _reserve(array, place)
         self.tokens[place], self.hidden[place] = tokens, hidden.astype(np.float16)
         if self.normaliser is not None and self.best is not None and normaliser is not None:
             self.normaliser[place], self.best[place] = normaliser, np.asarray(best, np.int32)
@@ -68,9 +71,20 @@ class Part:
         self._write_record()
 
     def _write_record(self) -> None:
-        partial = self.directory / f"{_RECORD}.part"
-        partial.write_text(json.dumps({**self.made_from, "done": self.done}, indent=1) + "\n", encoding="utf-8")
-        os.replace(partial, self.directory / _RECORD)
+        with whole(self.directory / _RECORD) as partial:
+            partial.write_text(json.dumps({**self.made_from, "done": self.done}, indent=1) + "\n", encoding="utf-8")
+
+
+def _reserve(array: np.memmap[Any, Any], rows: slice) -> None:
+    """Room on the disk for rows of a sparse file: where there is none, a look into the mapping would end the process
+    (SIGBUS). Raises ``OSError``."""
+    size = array.dtype.itemsize * int(np.prod(array.shape[1:]))
+    with open(str(array.filename), "r+b") as file:
+        try:
+            os.posix_fallocate(file.fileno(), array.offset + rows.start * size, (rows.stop - rows.start) * size)
+        except OSError as problem:
+            problem.filename = str(array.filename)
+            raise
 
 
 def open_part(directory: Path, rows: int, length: int, width: int, made_from: dict[str, Any], *, held: bool) -> Part:

@@ -7,7 +7,6 @@ solution of the projection needs.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from edge_runtime.files import whole
 from export.tokenizer import TokenizerModel
 
 from .arrays import read_array, read_arrays
@@ -165,9 +165,8 @@ class Gathering:
         x, y = given.flatten(0, 1), before_last[:, 1:].flatten(0, 1)
         new = {"gram": _numpy(x.T @ x).astype(np.float64), "cross": _numpy(x.T @ y).astype(np.float64)}
         new["count"] = np.array(len(x))
-        partial = path.with_suffix(".part.npz")
-        np.savez(partial, **{name: value + known.get(name, 0) for name, value in new.items()})
-        os.replace(partial, path)
+        with whole(path) as partial:
+            np.savez(partial, **{name: value + known.get(name, 0) for name, value in new.items()})
 
 
 def projection_start(directory: Path, ridge: float = 1e-3) -> Tensor:

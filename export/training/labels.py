@@ -16,6 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from edge_runtime.files import whole
+
 from .arrays import read_arrays
 from .drafter import Start
 from .features import Part
@@ -85,7 +87,6 @@ def labels_of(start: Start, part: Part, directory: Path) -> Labels:
                 logits = start.logits(hidden[at : at + _TEXT_ROWS])
                 normaliser[text, at : at + _TEXT_ROWS] = logits.logsumexp(-1).cpu().numpy()
                 best[text, at : at + _TEXT_ROWS] = logits.topk(_BEST).indices.cpu().numpy()
-    partial = path.with_suffix(".part.npz")
-    np.savez(partial, normaliser=normaliser, best=best, head=digest)
-    partial.replace(path)
+    with whole(path) as partial:
+        np.savez(partial, normaliser=normaliser, best=best, head=digest)
     return Labels(normaliser, best, start.config.head_rows)

@@ -6,6 +6,7 @@ the seconds spent are part of the state. A plan in steps instead of hours is exa
 
 from __future__ import annotations
 
+import io
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edge_runtime.errors import ConfigError, why
+from edge_runtime.errors import ConfigError, first_line, why
+from edge_runtime.files import whole
 
 from .arrays import DAMAGED
 from .batches import Batches, Cursor, Micro
@@ -93,7 +95,7 @@ def stored_state(directory: Path, device: torch.device) -> dict[str, Any] | None
             return found
         problem = "parts are missing"
     except _DAMAGED as error:
-        problem = why(error)
+        problem = first_line(error)
     raise ConfigError(f"{path}: not a checkpoint of a training run ({problem})")
 
 
@@ -240,9 +242,10 @@ class Trainer:
                 "history": progress.history,
             },
         }
-        partial = self.directory / f"{STATE_NAME}.part"
-        with partial.open("wb") as out:
-            torch.save(state, out)
+        # In memory first: of a disk that is full torch says only that something failed.
+        made = io.BytesIO()
+        torch.save(state, made)
+        with whole(self.directory / STATE_NAME) as partial, partial.open("wb") as out:
+            out.write(made.getbuffer())
             out.flush()
             os.fsync(out.fileno())
-        os.replace(partial, self.directory / STATE_NAME)

@@ -18,6 +18,7 @@ from edge_runtime.cost import CostTable, step_seconds, under_power
 from edge_runtime.drafters.protocol import DraftContext
 from edge_runtime.drafters.suffix import SuffixCache
 from edge_runtime.ledger import Ledger, affordable_k
+from edge_runtime.reuse import Owner
 from edge_runtime.sampling import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -55,7 +56,7 @@ def test_a_suffix_cache_finds_what_a_search_of_all_earlier_texts_finds(
         text = texts.get(slot, [])[:keep] + more
         texts[slot] = text
         seen[client].append(text)
-        context = DraftContext(np.array(text, np.int64), slot, GREEDY, None, lambda: 0.5, client=client)
+        context = DraftContext(np.array(text, np.int64), slot, GREEDY, None, lambda: 0.5, owner=Owner(client))
         proposal = cache.propose(context, k)
         found = proposal.tokens.tolist()
         places = [(agreement(one[:end], text), one, end) for one in seen[client] for end in range(SHORTEST, len(one))]

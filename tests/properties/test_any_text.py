@@ -21,6 +21,7 @@ from edge_runtime.budget import Budget
 from edge_runtime.decoder import Decoder
 from edge_runtime.errors import EngineError
 from edge_runtime.generation import Generation, Piece
+from edge_runtime.reuse import Owner
 from edge_runtime.sampling import SamplingParams
 from edge_runtime.session import Session
 from edge_runtime.shaping import ShapingParams
@@ -106,7 +107,7 @@ def begun(decoder: Decoder, asked: Asked, right: Right, slot: int, cached: int, 
         eos_ids=asked.eos, seed=asked.seed, slot=slot, kv_len=cached, shaping=asked.shaping,
         grammar=None if asked.rule is None else FakeGrammar(asked.rule, VOCAB), top_logprobs=asked.top_logprobs,
         prediction=chance.choice([None, None, guess]), max_draft_tokens=chance.choice([None, None, None, 0, 2]),
-        repeat_limit=asked.repeat_limit, client=slot,
+        repeat_limit=asked.repeat_limit, owner=Owner(slot),
     )  # fmt: skip
     return Generation(decoder, session, TextStream(PIECES.__getitem__, asked.stops))
 

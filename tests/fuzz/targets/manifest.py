@@ -78,7 +78,7 @@ def read(judge: Judge, path: Path) -> None:
             judge.listen(line)
         judge.attempt(_use, path.parent, manifest)
         for line in (manifest.name, *(entry.name for entry in manifest.files)):
-            judge.listen(line or "-")
+            judge.listen(f"the name {line}")
 
 
 def _use(place: Path, manifest: Manifest) -> None:

@@ -1,0 +1,115 @@
+"""What a schema would cost to compile, before it is: the two places where the grammar library's own limits do not hold.
+Knows no grammar library.
+
+It intersects all patterns that hold at one place, and the states of that are the product of theirs: six of 70 letters
+took more than 4 GB and had no end (llguidance 1.9). And ``multipleOf`` is a machine of as many states as the number.
+"""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal, InvalidOperation
+from typing import NamedTuple
+
+from ..errors import InputError
+from .schema_parts import Part, Parts
+
+_FREE_PATTERNS = 2
+"""Any two are cheap, or within the library's limits."""
+_MOST_STATES = 1_000_000
+"""Of more patterns than those, as the product of their lengths: some 0.1 s, 20 MB."""
+_MOST_MULTIPLE = 100_000
+"""Some 0.6 s, 50 MB."""
+_MOST_PATTERNED = 64
+"""``patternProperties`` of one object: the library compares each with each."""
+_FORMAT_LETTERS = 64
+
+
+class _Cost(NamedTuple):
+    """Of what holds at one place at once, at most; each a logarithm, so that factors are sums."""
+
+    patterns: int = 0
+    letters: float = 0.0
+    multiple: float = 0.0
+
+    def beside(self, other: _Cost) -> _Cost:
+        return _Cost(
+            # Doubling references would make numbers of any length.
+            min(self.patterns + other.patterns, 1 << 30),
+            min(self.letters + other.letters, 1e9),
+            min(self.multiple + other.multiple, 1e9),
+        )
+
+    def or_else(self, other: _Cost) -> _Cost:
+        return _Cost(
+            max(self.patterns, other.patterns), max(self.letters, other.letters), max(self.multiple, other.multiple)
+        )
+
+
+def check_costs(parts: Parts) -> None:
+    """Raises ``InputError`` for a schema that takes the library minutes or gigabytes."""
+    known: dict[Part, _Cost] = {}
+    # By hand and not by recursion: references may be a thousand deep. One to what is not yet known goes round in a
+    # circle, through objects or lists: it holds at another place.
+    waiting = [(parts.whole, False)]
+    waiting += [(part, False) for part in parts.all]
+    begun: set[Part] = set()
+    while waiting:
+        part, done = waiting.pop()
+        if done:
+            known[part] = _cost(part, parts, known)
+            _check(part, known[part])
+        elif part not in begun and isinstance(part.said, dict):
+            begun.add(part)
+            waiting.append((part, True))
+            referred = parts.referred(part)
+            waiting += [(one, False) for one in (*part.inner.values(), referred) if one is not None]
+
+
+def _cost(part: Part, parts: Parts, known: dict[Part, _Cost]) -> _Cost:
+    """At the place of the part, or further inside it: objects of which all must hold are merged, member by member."""
+
+    def most(*keys: str) -> _Cost:
+        found = _Cost()
+        for one in (one for key in keys for one in part.within(key)):
+            found = found.or_else(known.get(one, _Cost()))
+        return found
+
+    inside = most("properties", "items", "prefixItems", "additionalProperties").beside(most("patternProperties"))
+    whole = _own(part).or_else(inside).beside(most("anyOf")).beside(most("oneOf"))
+    for one in part.within("allOf"):
+        whole = whole.beside(known.get(one, _Cost()))
+    referred = parts.referred(part)
+    return whole if referred is None else whole.beside(known.get(referred, _Cost()))
+
+
+def _own(part: Part) -> _Cost:
+    pattern, form = part.said.get("pattern"), part.said.get("format")
+    letters = [max(2, len(pattern))] if isinstance(pattern, str) else []
+    letters += [_FORMAT_LETTERS] if isinstance(form, str) else []
+    return _Cost(len(letters), sum(map(math.log, letters)), math.log(max(1, _states(part.said.get("multipleOf")))))
+
+
+def _states(multiple: object) -> int:
+    """Digits of a number, as one: 0.25 and 2500 are 25."""
+    if isinstance(multiple, bool) or not isinstance(multiple, int | float):
+        return 1
+    try:
+        digits = Decimal(str(multiple)).normalize().as_tuple().digits
+    except InvalidOperation:
+        return 1
+    # Of more digits than these the library says that they are too many.
+    return int("".join(map(str, digits[:16])))
+
+
+def _check(part: Part, cost: _Cost) -> None:
+    if cost.patterns > _FREE_PATTERNS and cost.letters > math.log(_MOST_STATES):
+        raise InputError(
+            f"{part.place}: {cost.patterns} patterns and formats may hold at one place, and together they are too "
+            f"costly: {_FREE_PATTERNS}, or shorter ones"
+        )
+    if cost.multiple > math.log(_MOST_MULTIPLE):
+        raise InputError(f"{part.place}: multipleOf has too many digits: up to {_MOST_MULTIPLE}, zeros left out")
+    patterned = len(part.within("patternProperties"))
+    if patterned > _MOST_PATTERNED:
+        raise InputError(f"{part.place}: {patterned} patternProperties, at most {_MOST_PATTERNED}")
