@@ -1,10 +1,11 @@
 # Everything runs from .venv, which the targets make as needed. A stamp says what is installed in it, so a second
-# run installs nothing. Override with PYTHON=python3.12, VENV=path, BUNDLE=path, PEERS=path.
+# run installs nothing. Override with PYTHON=python3.12, VENV=path, BUNDLE=path, PEERS=path, INPUTS=n.
 
 PYTHON ?= python3
 VENV   ?= .venv
 BUNDLE ?= bundles/gemma-3-270m
 PEERS  ?= bench-envs
+INPUTS ?= 20000
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
@@ -69,6 +70,10 @@ rivals: peers ## measure whole answers of ours and of these programs, side by si
 	@$(BIN)/edge-export demo --output $(BUNDLE)
 	@$(BIN)/edge-runtime bench --view rivals --bundle $(BUNDLE) --gguf "`$(BIN)/edge-export demo --print-source`" --peer-envs $(PEERS) --json bench-results/rivals.json
 
+.PHONY: fuzz
+fuzz: $(VENV)/.fuzz-stamp ## fuzz every reader of files, INPUTS of each
+	@$(BIN)/python -m tests.fuzz all --inputs $(INPUTS)
+
 .PHONY: sbom
 sbom: $(VENV)/.sbom-stamp ## list the parts of the demo and of each image, in CycloneDX
 	@$(BIN)/python tools/sbom.py build/sbom
@@ -123,6 +128,12 @@ $(VENV)/.ready-stamp: pyproject.toml $(LOCKS) $(STALE)
 	@$(PINS)
 	@$(BESIDE) -e '.[demo,test,check]'
 	@touch $(VENV)/.demo-stamp $(VENV)/.test-stamp $(VENV)/.check-stamp $(VENV)/.sbom-stamp $@
+
+$(VENV)/.fuzz-stamp: pyproject.toml $(LOCKS) $(STALE)
+	@echo "installing for the fuzzers: atheris"
+	@$(PINS)
+	@$(BESIDE) -e '.[fuzz]'
+	@touch $@
 
 $(VENV)/.bench-stamp: pyproject.toml $(LOCKS) $(STALE)
 	@echo "installing for the bench: the reference, and llama.cpp (compiled here: some minutes the first time)"

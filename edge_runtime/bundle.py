@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from .errors import BundleError, why
-from .files import Progress, descriptor_sha256
+from .errors import BundleError, ConfigError, why
+from .files import Progress, descriptor_sha256, read_text_at_most
 from .graph_data import leads_out
 from .schema import plain, structure
 from .soundness import refuse_commands, refuse_unsound
@@ -22,10 +22,10 @@ SCHEMA_VERSION, MANIFEST_NAME = 1, "bundle.json"
 TARGET, DRAFT, SELF, MTP, HEADS = "target", "draft", "self", "mtp", "heads"
 """Roles; the last three live on their target: its own first layers, a multi-token drafter, parallel heads."""
 
+_MOST_BYTES = 16 << 20  # of a manifest: of 60 layers it has half a megabyte
 _ITEM_BYTES = {"float32": 4, "float16": 2, "int8": 1}
 
-TREE_ROWS = 64
-"""Most rows of a forward that is a tree."""
+TREE_ROWS = 64  # at most, of a forward that is a tree
 
 
 def tree_bias(window: int | None) -> str:
@@ -333,11 +333,11 @@ def read_manifest(directory: Path) -> Manifest:
     if not directory.is_dir():
         raise BundleError(f"no bundle at {directory}")
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise BundleError(f"{directory} is not a bundle: it has no {MANIFEST_NAME}") from None
-    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as problem:
-        raise BundleError(f"{path} cannot be read: {why(problem)}") from None
+        data = json.loads(read_text_at_most(path, _MOST_BYTES, ""))
+    except (ConfigError, ValueError, RecursionError) as problem:
+        if isinstance(problem.__context__, FileNotFoundError):
+            raise BundleError(f"{directory} is not a bundle: it has no {MANIFEST_NAME}") from None
+        raise BundleError(f"{path} cannot be read: {why(problem).removeprefix(f'{path}: ')}") from None
     _refuse_version(path, data.get("schema_version") if isinstance(data, dict) else None)
     # Not of what it was made of: paths that somebody gave, and that nothing prints.
     refuse_commands(path, "it", {key: value for key, value in data.items() if key not in ("recipe", "sources")})

@@ -8,16 +8,16 @@ import os
 import pwd
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from .budget import Limits
 from .errors import ConfigError
+from .plain_yaml import read_yaml
 from .schema import structure
 
 DEFAULT_SOCKET = "/run/edge-runtime/api.sock"
 LONGEST_SOCKET_PATH = 107
 """Bytes: what the kernel has room for."""
-_MOST_BYTES = 1 << 20
 _LONGEST_DRAFT = 63
 _LARGEST_UID = (1 << 32) - 1
 _LONGEST_NUMBER = 10**30
@@ -166,7 +166,9 @@ class Overrides:
 
 def read_config(path: Path, overrides: Overrides = Overrides()) -> Config:
     """Relative paths in it are relative to the file; those of the result are absolute. Raises ``ConfigError``."""
-    data = _read_yaml(path)
+    data = read_yaml(path, "config ")
+    if data is None:
+        raise ConfigError(f"config {path}: is empty; it needs at least 'bundle: DIRECTORY'")
     if isinstance(data, dict):
         # A section whose lines are all commented out is one of defaults.
         data = {key: value for key, value in data.items() if not (key in _SECTIONS and value is None)}
@@ -178,6 +180,8 @@ def read_config(path: Path, overrides: Overrides = Overrides()) -> Config:
                         ("engine.engines", config.engine.engines)):  # fmt: skip
         if given == "":
             raise ConfigError(f"config {path}: {name} is empty")
+        if given is not None and not _encodes(given):
+            raise ConfigError(f"config {path}: {name} holds half a surrogate pair, as no path does: {given!r}")
     place = path.absolute().parent
     socket = place / config.server.socket if overrides.socket is None else overrides.socket.absolute()
     config = replace(
@@ -190,46 +194,6 @@ def read_config(path: Path, overrides: Overrides = Overrides()) -> Config:
     _check(config, f"config {path}")
     users = tuple(_uid(one, f"config {path}") for one in config.isolation.private_users)
     return replace(config, isolation=replace(config.isolation, private_users=users))
-
-
-def _read_yaml(path: Path) -> Any:
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        """Without what a configuration has no use for and a reader trips over: aliases, which can make gigabytes of
-        a few lines, and keys that stand twice, of which one would win in silence."""
-
-        def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-            if self.check_event(yaml.AliasEvent):
-                event: Any = self.peek_event()  # type: ignore[no-untyped-call]
-                raise ConfigError(f"line {event.start_mark.line + 1}: aliases (*name) are not supported")
-            return super().compose_node(parent, index)
-
-        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-            seen = set()
-            for key, _ in node.value:
-                if not isinstance(key, yaml.ScalarNode):
-                    raise ConfigError(f"line {key.start_mark.line + 1}: a key must be a word, not a list or a section")
-                if key.value in seen:
-                    raise ConfigError(f"line {key.start_mark.line + 1}: {key.value!r} stands twice")
-                seen.add(key.value)
-            return super().construct_mapping(node, deep)
-
-    try:
-        with path.open("rb") as file:
-            text = file.read(_MOST_BYTES + 1)
-        if len(text) > _MOST_BYTES:
-            raise ConfigError(f"more than {_MOST_BYTES >> 20} MiB")
-        data = yaml.load(text, Loader)
-    except OSError as problem:
-        raise ConfigError(f"config {path}: {problem.strerror}") from None
-    except RecursionError:
-        raise ConfigError(f"config {path}: nested too deeply") from None
-    except (yaml.YAMLError, UnicodeDecodeError, ValueError, ConfigError) as problem:
-        raise ConfigError(f"config {path}: {' '.join(str(problem).split())}") from None
-    if data is None:
-        raise ConfigError(f"config {path}: is empty; it needs at least 'bundle: DIRECTORY'")
-    return data
 
 
 def _check(config: Config, where: str) -> None:
@@ -325,6 +289,14 @@ def host_and_port(text: str, where: str) -> tuple[str, int]:
     if not (host and colon and port.isascii() and port.isdecimal() and int(port) <= 65535):
         raise ConfigError(f"{where}: server.tcp must be HOST:PORT as in 127.0.0.1:8080, not {text!r}")
     return host, int(port)
+
+
+def _encodes(path: str) -> bool:
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _tidy(path: str) -> str:

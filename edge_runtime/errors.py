@@ -9,12 +9,20 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_LONGEST_TOLD = 2000
+_PICTURES = {code: chr(0x2400 + code) for code in range(0x20)} | dict.fromkeys(map(ord, "\n\r\t"), " ")
+_PICTURES |= {0x7F: "\u2421"} | dict.fromkeys(range(0x80, 0xA0), "\ufffd")
+
 
 class EdgeError(Exception):
-    """Root of everything this package raises on purpose."""
+    """Root of everything this package raises on purpose. Its text is one line, whatever file or request the words in it
+    come from."""
 
     exit_code = 1
     http_status = 500
+
+    def __str__(self) -> str:
+        return one_line(super().__str__())
 
 
 class InputError(EdgeError):
@@ -99,6 +107,24 @@ class Cancelled(EdgeError):
     """The client left, or the daemon had to stop before the answer was complete."""
 
     http_status = 499
+
+
+def one_line(text: str, most: int = _LONGEST_TOLD) -> str:
+    """``text`` as a terminal and a log show it and do not obey it: no line ends, control characters as pictures, what
+    else prints nothing as an escape, and of more than ``most`` characters both ends."""
+    text = _cut(text, most)
+    if text.isprintable():
+        return text
+    shown = (one if one.isprintable() else _escaped(one) for one in text.translate(_PICTURES))
+    return _cut("".join(shown), most)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 4 :]}"
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode()
 
 
 def why(problem: Exception) -> str:

@@ -12,10 +12,11 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from .errors import ConfigError, why
 
-_HASH_CHUNK = 1 << 20
+_CHUNK, _HASH_CHUNK = 1 << 16, 1 << 20
 Progress = Callable[[int], None] | None
 
 
@@ -23,12 +24,20 @@ def read_at_most(path: Path, most_bytes: int, what: str) -> bytes:
     """Some files have no end (/dev/zero). ``what`` it is, ahead of its name. Raises ``ConfigError``."""
     try:
         with path.open("rb") as file:
-            data = file.read(most_bytes + 1)
+            data = b"".join(_chunks(file, most_bytes + 1))
     except OSError as problem:
         raise ConfigError(f"{what}{path}: {why(problem)}") from None
     if len(data) > most_bytes:
-        raise ConfigError(f"{what}{path}: more than {most_bytes >> 20} MiB")
+        most = f"{most_bytes >> 20} MiB" if most_bytes >> 20 else f"{most_bytes >> 10} KiB"
+        raise ConfigError(f"{what}{path}: more than {most}")
     return data
+
+
+def _chunks(file: BinaryIO, most_bytes: int) -> Iterator[bytes]:
+    """Python sets aside all that a read may bring before it reads: a bound of 256 MiB would cost that for any file."""
+    while most_bytes > 0 and (chunk := file.read(min(_CHUNK, most_bytes))):
+        most_bytes -= len(chunk)
+        yield chunk
 
 
 def read_text_at_most(path: Path, most_bytes: int, what: str) -> str:

@@ -24,6 +24,7 @@ _MOST_BYTES = 1 << 44
 """Of a file, or of all that a graph names: 17 TB."""
 _BITS = (4, 8, 16, 32)
 _SHOWN_DIGITS = 20
+_LONGEST_NAME = 200
 _SHOWN_CHARACTERS = 60
 _NOT_SHOWN = ("Cc", "Cs", "Zl", "Zp")
 """Of Unicode: control characters, halves of surrogates, ends of lines and paragraphs."""
@@ -37,6 +38,10 @@ def refuse_unsound(path: Path, manifest: Manifest) -> None:
     for entry in manifest.files:
         if Path(entry.name).name != entry.name or entry.name in ("", "..", path.name):
             raise BundleError(f"{path}: file name {entry.name!r} leaves the bundle")
+        if not entry.name.isprintable():
+            raise BundleError(f"{path}: file name {entry.name!r} is none that can be shown")
+    if not manifest.name.isprintable() or len(manifest.name) > _LONGEST_NAME:
+        raise BundleError(f"{path}: its name {manifest.name!r:.80} is none that can be shown")
     _refuse_beyond(path, _of_manifest(manifest))
     for role, model in manifest.models.items():
         _refuse_numbers(path, role, model)

@@ -77,7 +77,7 @@ class ReorderedTensor:
 def is_assistant(directory: Path) -> bool:
     """Whether a directory holds such a checkpoint, for whoever is given one of several kinds."""
     try:
-        return read_json(directory / "config.json").get("model_type") in ASSISTANTS
+        return str(read_json(directory / "config.json").get("model_type")) in ASSISTANTS
     except CheckpointError:
         return False
 

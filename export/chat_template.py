@@ -79,8 +79,9 @@ def template_for(checkpoint: Checkpoint) -> str:
 
     try:
         jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(own)
-    except jinja2.TemplateError as problem:
-        raise CheckpointError(f"{checkpoint.path}: its chat template does not parse: {problem}") from None
+    except (jinja2.TemplateError, RecursionError) as problem:
+        words = "it nests too deeply" if isinstance(problem, RecursionError) else problem
+        raise CheckpointError(f"{checkpoint.path}: its chat template does not parse: {words}") from None
     return own
 
 
@@ -110,6 +111,6 @@ def _own_template(checkpoint: Checkpoint) -> str | None:
 def _default(given: Any) -> str | None:
     """The one template, or of several named ones the default."""
     if isinstance(given, list):
-        named = {item.get("name"): item.get("template") for item in given if isinstance(item, dict)}
-        given = named.get("default")
+        named = (item for item in given if isinstance(item, dict) and item.get("name") == "default")
+        given = next(named, {}).get("template")
     return given if isinstance(given, str) and given.strip() else None

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from edge_runtime.errors import CheckpointError, did_you_mean
 from export import gemma4_config
 from export.gguf_blocks import KINDS, Bytes, Floats, dequantise, row_bytes
-from export.gguf_file import Span, open_gguf
+from export.gguf_file import GgufFile, Span, open_gguf
 from export.model_config import GemmaConfig
 from export.safetensors_file import PICKLED, SafetensorsFile, is_pickle, open_shards, read_json
 
@@ -88,7 +88,8 @@ class TensorSource(Protocol):
         ...
 
     def rows(self, start: int, stop: int) -> Floats:
-        """[stop - start, in] dequantised; of a vector, that slice of it."""
+        """[stop - start, in] dequantised; of a vector, that slice of it. Raises ``CheckpointError`` for values that are
+        not finite."""
         ...
 
     def raw_blocks(self, start: int, stop: int) -> Bytes | None:
@@ -141,7 +142,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         raise CheckpointError(f"{path}: give the directory that holds it and config.json")
     if is_pickle(path):
         raise CheckpointError(f"{path}: {PICKLED.format(path.name)}")
-    return _open_gguf(path)
+    return gguf_checkpoint(open_gguf(path))
 
 
 def effective_norm(checkpoint: Checkpoint, name: str) -> Floats:
@@ -163,6 +164,8 @@ class MappedTensor:
     def rows(self, start: int, stop: int) -> Floats:
         self._check(start, stop)
         values = dequantise(self.kind, self.raw[start:stop], 1 if len(self.shape) == 1 else self.shape[1])
+        if not np.isfinite(values).all():
+            raise CheckpointError(f"tensor {self.name} has values that are not finite: the file is damaged")
         return values[:, 0] if len(self.shape) == 1 else values
 
     def raw_blocks(self, start: int, stop: int) -> Bytes | None:
@@ -241,6 +244,8 @@ class StoredTensor:
         span = self.span
         if span.kind not in KINDS:
             raise CheckpointError(f"{self.path}: tensor {self.name} has the unsupported type {span.kind}")
+        if len(span.shape) not in (1, 2):
+            raise CheckpointError(f"{self.path}: tensor {self.name} has {len(span.shape)} dimensions, neither 1 nor 2")
         if len(span.shape) == 1 and KINDS[span.kind].unpack is not None:
             raise CheckpointError(f"{self.path}: vector {self.name} is stored in {span.kind} blocks")
         width = row_bytes(span.kind, 1 if len(span.shape) == 1 else span.shape[1])
@@ -248,8 +253,9 @@ class StoredTensor:
         return MappedTensor(name, span.shape, span.kind, raw.reshape(span.shape[0], width))
 
 
-def _open_gguf(path: Path) -> MappedCheckpoint:
-    file = open_gguf(path)
+def gguf_checkpoint(file: GgufFile) -> MappedCheckpoint:
+    """The Gemma in a GGUF that is open. Raises ``CheckpointError``."""
+    path = file.path
     try:
         config = GemmaConfig.from_gguf(file.metadata, path.stem)
     except (TypeError, ValueError) as problem:

@@ -11,6 +11,9 @@ import numpy as np
 from edge_runtime.errors import CheckpointError
 
 _MAX_LAYERS = 1024
+_MOST = 1e300
+"""No constant of a model comes near, and what is reckoned with it stays finite."""
+_MOST_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +47,11 @@ class Reader:
         return value
 
     def as_number(self, key: str, value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _MOST:
             raise CheckpointError(f"{self.name}: {key} must be a positive number, found {value!r}")
         # GGUF stores float32: 1e-6 comes back as 9.99999997e-07 unless its shortest spelling is taken.
+        if value > _MOST_FLOAT32:
+            return float(value)
         near = float(str(np.float32(value)))
         return near if math.isclose(near, value, rel_tol=1e-7) else float(value)
 

@@ -72,7 +72,7 @@ class AssistantConfig:
     @classmethod
     def from_hf(cls, config: Mapping[str, object], name: str) -> AssistantConfig:
         """Raises ``CheckpointError`` for another kind of drafter and for what its graph lacks."""
-        if config.get("model_type") not in ASSISTANTS:
+        if str(config.get("model_type")) not in ASSISTANTS:
             raise CheckpointError(f"{name}: model_type {config.get('model_type')} is no Gemma 4 assistant")
         nested = config.get("text_config")
         if not isinstance(nested, Mapping):

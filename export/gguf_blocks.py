@@ -289,16 +289,19 @@ def _check_raw(kind: str, raw: Bytes, k: int) -> None:
 def _unpack(kind: str, raw: Bytes) -> _Unpacked:
     storage = KINDS[kind]
     assert storage.unpack is not None
-    return storage.unpack(raw.reshape(raw.shape[0], -1, storage.nbytes))
+    # Scales of a damaged file need not be finite: who asked for the blocks looks at what came of them.
+    with np.errstate(over="ignore", invalid="ignore"):
+        return storage.unpack(raw.reshape(raw.shape[0], -1, storage.nbytes))
 
 
 def _values(blocks: _Unpacked) -> Floats:
     """[N, blocks, block] in ggml's own order of operations, so that the result is bit-identical."""
     values = blocks.levels.astype(np.float32)
     values -= np.float32(blocks.centre)
-    values *= blocks.scales[..., None]
-    if blocks.offsets is not None:
-        values += blocks.offsets[..., None]
+    with np.errstate(over="ignore", invalid="ignore"):
+        values *= blocks.scales[..., None]
+        if blocks.offsets is not None:
+            values += blocks.offsets[..., None]
     return values
 
 

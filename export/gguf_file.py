@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +30,7 @@ _SCALARS = {
     10: "<u8", 11: "<i8", 12: "<f8",
 }  # fmt: skip
 _STRING, _ARRAY = 8, 9
+_U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _MAX_DIMS = 4
 _MAX_ARRAY_DEPTH = 3
 # Smallest entries the format allows: they bound the counts before any loop starts.
@@ -80,7 +82,7 @@ def open_gguf(path: Path) -> GgufFile:
     cursor = _Cursor(map_file(path), path)
     if cursor.take(4, "the magic number") != b"GGUF":
         raise CheckpointError(f"{path}: not a GGUF file (bad magic number)")
-    version = cursor.number("<I", "the version")
+    version = cursor.number(_U32, "the version")
     if version not in (2, 3):
         hint = " (big-endian file?)" if version & 0xFFFF == 0 else ""
         raise CheckpointError(f"{path}: GGUF version {version} is not supported, 2 and 3 are{hint}")
@@ -91,7 +93,7 @@ def open_gguf(path: Path) -> GgufFile:
         key = cursor.string("a metadata key")
         if key in metadata:
             raise CheckpointError(f"{path}: metadata key {key} occurs twice")
-        metadata[key] = cursor.value(cursor.number("<I", key), key)
+        metadata[key] = cursor.value(cursor.number(_U32, key), key)
     shards = metadata.get("split.count", 0)
     if isinstance(shards, int) and shards > 1:
         raise CheckpointError(f"{path}: one of {shards} parts; merge them first (llama-gguf-split --merge)")
@@ -122,17 +124,27 @@ def _tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, Span]:
                 f"{cursor.path}: truncated: tensor {name} ends at byte {end}, the file has {cursor.size}"
             )
         tensors[name] = Span(span.kind, span.shape, start + span.offset, span.nbytes)
+    refuse_overlap(cursor.path, tensors)
     return tensors
+
+
+def refuse_overlap(path: Path, tensors: Mapping[str, Span]) -> None:
+    """A small file that names the same bytes a thousand times is a model of any size. Raises ``CheckpointError``."""
+    end, last = 0, ""
+    for name, span in sorted(tensors.items(), key=lambda item: (item[1].offset, item[1].nbytes)):
+        if span.nbytes and span.offset < end:
+            raise CheckpointError(f"{path}: tensors {last} and {name} overlap")
+        end, last = span.offset + span.nbytes, name
 
 
 def _span(cursor: _Cursor, name: str, alignment: int) -> Span:
     """One tensor header; its offset still counts from the start of the data."""
-    dims = cursor.number("<I", name)
+    dims = cursor.number(_U32, name)
     if not 1 <= dims <= _MAX_DIMS:
         raise CheckpointError(f"{cursor.path}: tensor {name} has {dims} dimensions")
-    inner_first = [cursor.number("<Q", name) for _ in range(dims)]
-    type_id = cursor.number("<I", name)
-    offset = cursor.number("<Q", name)
+    inner_first = [cursor.number(_U64, name) for _ in range(dims)]
+    type_id = cursor.number(_U32, name)
+    offset = cursor.number(_U64, name)
     if type_id not in _KIND_NAMES:
         found = _UNSUPPORTED.get(type_id, f"number {type_id}")
         raise CheckpointError(f"{cursor.path}: tensor {name} has the unsupported type {found}")
@@ -166,13 +178,16 @@ class _Cursor:
         self.position += nbytes
         return self.data[start : self.position]
 
-    def number(self, layout: str, what: str) -> int:
+    def number(self, layout: struct.Struct, what: str) -> int:
         """One unsigned integer."""
-        return int(struct.unpack(layout, self.take(struct.calcsize(layout), what))[0])
+        self._need(layout.size, what)
+        found: int = layout.unpack_from(self.data, self.position)[0]
+        self.position += layout.size
+        return found
 
     def count(self, entry_bytes: int, what: str) -> int:
         """A uint64 count of entries, each of at least ``entry_bytes``."""
-        count = self.number("<Q", what)
+        count = self.number(_U64, what)
         if count * entry_bytes > self.size - self.position:
             raise CheckpointError(f"{self.path}: {what} of {count} is more than the file can hold")
         return count
@@ -197,7 +212,7 @@ class _Cursor:
     def _array(self, key: str, depth: int) -> object:
         if depth >= _MAX_ARRAY_DEPTH:
             raise CheckpointError(f"{self.path}: metadata {key} nests arrays too deeply")
-        type_id = self.number("<I", key)
+        type_id = self.number(_U32, key)
         if type_id == _STRING:
             return self._strings(key)
         if type_id == _ARRAY:

@@ -203,7 +203,7 @@ def stop_ids(config: Mapping[str, object], generation: Mapping[str, object], rea
 
 
 def _hf_family(config: Mapping[str, object], name: str) -> str:
-    if config.get("model_type") in ASSISTANTS:
+    if str(config.get("model_type")) in ASSISTANTS:
         raise CheckpointError(f"{name}: a Gemma 4 assistant is a drafter: name it as mtp in the recipe of its target")
     architectures = config.get("architectures")
     if isinstance(architectures, Sequence) and not isinstance(architectures, str) and architectures:

@@ -11,14 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from edge_runtime.bundle import MOST_LANES
 from edge_runtime.errors import ConfigError
-from edge_runtime.files import read_at_most
+from edge_runtime.plain_yaml import read_yaml
 from edge_runtime.schema import structure
-
-_MOST_BYTES = 1 << 20
 
 Precision = Literal["exact", "fp32", "fp16", "int8", "int4"]
 EngineName = Literal["onnxruntime", "tensorrt", "nf4"]
@@ -206,12 +202,7 @@ def _refuse_for_nf4(recipe: ExportRecipe) -> None:
 
 def read_recipe(path: Path, overrides: Mapping[str, Any] | None = None) -> ExportRecipe:
     """The recipe in a YAML file. Raises ``ConfigError`` with one line that names the key."""
-    try:
-        data = yaml.safe_load(read_at_most(path, _MOST_BYTES, "").decode("utf-8"))
-    except RecursionError:
-        raise ConfigError(f"{path}: nested too deeply") from None
-    except (yaml.YAMLError, ValueError) as problem:
-        raise ConfigError(f"{path}: not YAML: {' '.join(str(problem).split())}") from None
+    data = read_yaml(path)
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: a recipe is a mapping of keys")
     wanted = dict(overrides or {})

@@ -7,6 +7,7 @@ file size. Format: the safetensors README (u64 header length, JSON, data).
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import struct
 from collections.abc import Mapping
@@ -14,12 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard
 
-from edge_runtime.errors import CheckpointError
-from export.gguf_blocks import row_bytes
-from export.gguf_file import Span, map_file
+from edge_runtime.errors import CheckpointError, ConfigError
+from edge_runtime.files import read_text_at_most
+from export.gguf_file import Span, map_file, refuse_overlap
 
 _MAX_HEADER_BYTES = 100_000_000
-_KINDS = ("F32", "F16", "BF16")
+_ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I8": 1, "U8": 1}
+"""Of dtypes that somebody here reads; of others nobody does."""
+_MOST_DIMS, _WIDEST = 8, 8
+_NUMBERS = 1 << 63
+"""JSON has numbers of any length: who multiplies, adds or prints them takes as long."""
+_MOST_JSON_BYTES = 1 << 26
+"""Twice a ``tokenizer.json`` of 262,144 pieces."""
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 PICKLED = "{} is a pickle, a program that runs when it is read; save its weights as safetensors"
@@ -40,9 +47,9 @@ def read_json(path: Path) -> dict[str, object]:
         CheckpointError: absent, unreadable, not JSON or not an object.
     """
     try:
-        parsed = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
+        parsed = json.loads(read_text_at_most(path, _MOST_JSON_BYTES, ""))
+    except ConfigError as problem:
+        raise CheckpointError(f"{path}: cannot be read: {str(problem).removeprefix(f'{path}: ')}") from None
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not valid JSON ({error})") from error
     if not isinstance(parsed, dict):
@@ -64,7 +71,7 @@ def open_safetensors(path: Path) -> SafetensorsFile:
     if header_bytes > min(size - 8, _MAX_HEADER_BYTES):
         raise CheckpointError(f"{path}: truncated, or not safetensors (header of {header_bytes} bytes)")
     try:
-        header = json.loads(mapping[8 : 8 + header_bytes])
+        header = json.loads(mapping[8 : 8 + header_bytes], object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: the safetensors header is not valid JSON ({error})") from error
     if not isinstance(header, dict):
@@ -72,6 +79,7 @@ def open_safetensors(path: Path) -> SafetensorsFile:
     header.pop("__metadata__", None)
     start = 8 + header_bytes
     tensors = {name: _span(path, name, entry, start, size) for name, entry in header.items()}
+    refuse_overlap(path, tensors)
     return SafetensorsFile(path, tensors, mapping)
 
 
@@ -121,18 +129,29 @@ def _span(path: Path, name: str, entry: object, start: int, size: int) -> Span:
     if not (isinstance(kind, str) and _naturals(shape) and _naturals(offsets) and len(offsets) == 2):
         raise CheckpointError(f"{path}: the header entry of tensor {name} is malformed")
     begin, end = offsets
-    if begin > end or start + end > size:
+    if begin > end or end > size - start:
         raise CheckpointError(f"{path}: truncated: tensor {name} ends at {start + end} of {size} bytes")
-    if kind in _KINDS:
-        count = 1
-        for length in shape:
-            count *= length
-        if end - begin != row_bytes(kind, count):
-            raise CheckpointError(f"{path}: tensor {name} of shape {shape} cannot have {end - begin} bytes")
+    if len(shape) > _MOST_DIMS:
+        raise CheckpointError(f"{path}: tensor {name} has {len(shape)} dimensions, more than {_MOST_DIMS}")
+    # Nor may a length of zero hide what the others come to.
+    if math.prod(length or 1 for length in shape) * _WIDEST >= _NUMBERS:
+        raise CheckpointError(f"{path}: tensor {name} has the shape {shape}, which no memory holds")
+    if kind in _ITEM_BYTES and math.prod(shape) * _ITEM_BYTES[kind] != end - begin:
+        raise CheckpointError(f"{path}: tensor {name} of shape {shape} cannot have {end - begin} bytes")
     return Span(kind, tuple(shape), start + begin, end - begin)
+
+
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Of two entries for one name, one would win in silence."""
+    found: dict[str, object] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{name} stands there twice")
+        found[name] = value
+    return found
 
 
 def _naturals(value: object) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(
-        isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in value
+        isinstance(item, int) and not isinstance(item, bool) and 0 <= item < _NUMBERS for item in value
     )

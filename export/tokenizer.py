@@ -23,7 +23,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from edge_runtime.errors import CheckpointError, first_line
+from edge_runtime.errors import CheckpointError, first_line, why
 
 from .checkpoint import Checkpoint
 
@@ -40,7 +40,9 @@ _MARKER = re.compile(
 )
 _IMAGE = "<image_soft_token>"
 _BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
-_NEVER = -1e9
+_NEVER, _MOST_SCORE = -1e9, 1e38
+_MOST_GAPS, _SPARE_IDS = 4, 4096
+"""Ids that a ``tokenizer.json`` may leave out: for each one that it names, and on top."""
 _ESCAPED = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
 # Spaces are escaped before this could find one.
 _SPLIT = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
@@ -112,7 +114,7 @@ def _processor(model: bytes, path: Path) -> Any:
     processor = sentencepiece.SentencePieceProcessor()
     try:
         processor.LoadFromSerializedProto(model)
-    except RuntimeError as problem:
+    except (RuntimeError, UnicodeDecodeError) as problem:  # the latter: of a message that quotes the file
         raise CheckpointError(f"{path}: its tokenizer does not load: {first_line(problem)}") from None
     return processor
 
@@ -121,7 +123,10 @@ def _described(model: bytes, checkpoint: Checkpoint) -> TokenizerModel:
     path = checkpoint.path
     processor = _processor(model, path)
     size = processor.GetPieceSize()
-    pieces = tuple(processor.IdToPiece(list(range(size))))
+    try:
+        pieces = tuple(processor.IdToPiece(list(range(size))))
+    except UnicodeDecodeError as problem:
+        raise CheckpointError(f"{path}: a piece of its tokenizer is no text: {why(problem)}") from None
     eos = [*checkpoint.config.eos_ids, processor.eos_id()]
     eos += [processor.PieceToId(piece) for piece in _ENDS_OF_TURN if pieces[processor.PieceToId(piece)] == piece]
     eos_ids = tuple(dict.fromkeys(token for token in eos if 0 <= token < size))
@@ -135,25 +140,36 @@ def _described(model: bytes, checkpoint: Checkpoint) -> TokenizerModel:
 
 def _from_gguf(metadata: Mapping[str, Any], path: Path) -> _Pieces:
     kind = metadata.get("tokenizer.ggml.model")
-    if kind != "llama":
+    if not isinstance(kind, str) or kind != "llama":  # an array would compare item by item
         raise CheckpointError(f"{path}: tokenizer {kind!r} is not supported (a sentencepiece one is)")
-    if metadata.get("tokenizer.ggml.add_space_prefix"):
+    prefix = metadata.get("tokenizer.ggml.add_space_prefix", False)
+    if not isinstance(prefix, int) or prefix:
         raise CheckpointError(f"{path}: a tokenizer that puts a space ahead of the text is not supported")
     try:
         pieces = list(metadata["tokenizer.ggml.tokens"])
         scores = [float(score) for score in metadata["tokenizer.ggml.scores"]]
         kinds = [int(kind) for kind in metadata["tokenizer.ggml.token_type"]]
-    except (TypeError, ValueError) as problem:
+    except (TypeError, ValueError, OverflowError) as problem:
         raise CheckpointError(f"{path}: a malformed tokenizer: {problem}") from None
     except KeyError as missing:
         raise CheckpointError(f"{path}: no {missing.args[0]}") from None
     if not len(pieces) == len(scores) == len(kinds):
         raise CheckpointError(f"{path}: {len(pieces)} tokens, {len(scores)} scores and {len(kinds)} types")
-    ids = [
-        int(metadata.get(f"tokenizer.ggml.{name}_token_id", default))
+    if not all(isinstance(piece, str) for piece in pieces) or not all(abs(score) < _MOST_SCORE for score in scores):
+        raise CheckpointError(f"{path}: a malformed tokenizer: tokens that are no text, or scores that are no numbers")
+    unknown, bos, eos, padding = (
+        _token_id(metadata, path, name, default)
         for name, default in (("unknown", 3), ("bos", 2), ("eos", 1), ("padding", 0))
-    ]
-    return _Pieces(pieces, scores, kinds, *ids)
+    )
+    return _Pieces(pieces, scores, kinds, unknown, bos, eos, padding)
+
+
+def _token_id(metadata: Mapping[str, Any], path: Path, name: str, default: int) -> int:
+    key = f"tokenizer.ggml.{name}_token_id"
+    found = metadata.get(key, default)
+    if isinstance(found, bool) or not isinstance(found, int):
+        raise CheckpointError(f"{path}: {key} must be a whole number, found {found!r}")
+    return found
 
 
 def _from_json(path: Path) -> _Pieces:
@@ -182,7 +198,14 @@ def _refuse_features(data: Mapping[str, Any], path: Path) -> None:
 
 def _table(model: Mapping[str, Any], added: list[Mapping[str, Any]]) -> _Pieces:
     vocab: dict[str, int] = model["vocab"]
-    size = 1 + max([*vocab.values(), *(token["id"] for token in added)])
+    ids = [*vocab.values(), *(token["id"] for token in added)]
+    # Room for pieces that are not named, as published vocabularies have: not for as many as a number may say.
+    most = _MOST_GAPS * len(ids) + _SPARE_IDS
+    if not all(type(i) is int and 0 <= i < most for i in ids):
+        raise ValueError(f"an id is no whole number from 0 to {most - 1}")
+    if not all(isinstance(token["content"], str) for token in added):
+        raise ValueError("an added token is no text")
+    size = 1 + max(ids)
     # Named as llama.cpp names them, so that the tables of a GGUF and of its source agree.
     pieces, kinds, scores = [f"[PAD{i}]" for i in range(size)], [_UNUSED] * size, [_NEVER] * size
     for rank, merge in enumerate(model["merges"]):
@@ -196,6 +219,7 @@ def _table(model: Mapping[str, Any], added: list[Mapping[str, Any]]) -> _Pieces:
     for token in added:
         pieces[token["id"]] = token["content"]
         kinds[token["id"]] = _CONTROL if token["special"] else _USER_DEFINED
+    "".join(pieces).encode("utf-8")  # what is no text is none of a model's either
     by_piece = {piece: i for i, piece in enumerate(pieces)}
     unknown = by_piece[model.get("unk_token") or "<unk>"]
     return _Pieces(pieces, scores, kinds, unknown, by_piece["<bos>"], by_piece["<eos>"], by_piece["<pad>"])
@@ -212,6 +236,8 @@ def _with_markers(model: bytes, path: Path) -> bytes:
     special = _special_ids(path)
     changed = False
     for i, piece in enumerate(proto.pieces):
+        if not isinstance(piece.piece, str):  # what is not UTF-8 comes as bytes
+            raise CheckpointError(f"{path}: piece {i} of its tokenizer is no text")
         marker = _MARKER.fullmatch(piece.piece) or special.get(i) == piece.piece
         if marker and piece.type in (_NORMAL, _USER_DEFINED):
             piece.type, changed = _CONTROL, True

@@ -16,6 +16,7 @@ from ..config import DEFAULT_SOCKET, Config, read_config
 from ..errors import ConfigError
 from ..files import read_text_at_most
 from ..parameters import Place, Word
+from ..plain_yaml import read_yaml
 from ..service.machine import Machine, record_text, run_command
 from ..service.steps import (
     RECORD,
@@ -209,9 +210,7 @@ def _checked_file(place: Path, user: str, *, ours: bool) -> Config:
 
 def _paths(place: Path, config: Config) -> Iterator[tuple[str, str, str]]:
     """(key, as it is written, as it is read) of what names a place."""
-    import yaml
-
-    data = yaml.safe_load(read_text_at_most(place, _MOST_BYTES, "config "))
+    data = read_yaml(place, "config ")
     yield "bundle", data["bundle"], config.bundle
     if config.budget.recording is not None:
         yield "budget.recording", data["budget"]["recording"], config.budget.recording

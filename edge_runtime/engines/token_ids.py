@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from ..bundle import Model
-from ..errors import BundleError
+from ..errors import BundleError, why
 from .protocol import Ids
 
 
@@ -15,8 +15,13 @@ def read_token_ids(directory: Path, model: Model) -> Ids | None:
     """[vocab_size] head row -> token id; ``None`` where they are equal. Raises ``BundleError``."""
     if model.token_ids is None:
         return None
-    ids = np.fromfile(directory / model.token_ids, dtype="<i8")
-    if len(ids) != model.vocab_size or np.any(np.diff(ids) <= 0):
+    path = directory / model.token_ids
+    try:
+        ids = np.fromfile(path, dtype="<i8")
+        size = path.stat().st_size
+    except OSError as problem:
+        raise BundleError(f"{path} cannot be read: {why(problem)}") from None
+    if size != 8 * model.vocab_size or ids.min() < 0 or np.any(np.diff(ids) <= 0):
         raise BundleError(f"{model.token_ids}: not {model.vocab_size} rising token ids")
     return ids
 

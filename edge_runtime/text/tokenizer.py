@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import BundleError, InputError, PromptTooLong, first_line
+from ..errors import BundleError, InputError, PromptTooLong, first_line, why
 
 GUARD = "\ufdd0"
 """Noncharacter that keeps a control piece apart (``guarded``); ``parse_special`` drops it again."""
@@ -44,8 +44,9 @@ class Tokenizer:
         self._model: Any = sentencepiece.SentencePieceProcessor()
         try:
             self._model.LoadFromSerializedProto(path.read_bytes())
-        except (OSError, RuntimeError) as problem:
+        except (OSError, RuntimeError, UnicodeDecodeError) as problem:  # the last: of a message that quotes the file
             raise BundleError(f"{path}: not a tokenizer model: {first_line(problem)}") from None
+        self._path = path
         self.vocab_size: int = self._model.GetPieceSize()
         self.bos_id: int = self._model.bos_id()
         if self.bos_id < 0:
@@ -87,13 +88,13 @@ class Tokenizer:
         if not self._longest:
             firsts = range(0, self.vocab_size, _AT_ONCE)
             parts = (range(first, min(first + _AT_ONCE, self.vocab_size)) for first in firsts)
-            self._longest = max(len(piece) for part in parts for piece in self._model.IdToPiece(list(part)))
+            self._longest = max(len(piece) for part in parts for piece in self._pieces(list(part)))
         return self._longest
 
     def control_id(self, piece: str) -> int | None:
         """The id of a control piece, ``None`` for any other text."""
         token = int(self._model.PieceToId(piece))
-        return token if self.is_control(token) and self._model.IdToPiece(token) == piece else None
+        return token if self.is_control(token) and self._pieces([token]) == [piece] else None
 
     def piece_bytes(self, token: int) -> bytes:
         """What a token adds to the text; nothing for control tokens. Raises ``IndexError`` for no id of the model."""
@@ -106,9 +107,17 @@ class Tokenizer:
         """``piece_bytes`` of every id in order, remembering none."""
         for first in range(0, self.vocab_size, _AT_ONCE):
             ids = list(range(first, min(first + _AT_ONCE, self.vocab_size)))
-            for token, piece, control in zip(ids, self._model.IdToPiece(ids), self._model.IsControl(ids), strict=True):
+            for token, piece, control in zip(ids, self._pieces(ids), self._model.IsControl(ids), strict=True):
                 special = control or (piece.startswith("<") and piece.endswith(">"))
                 yield self._piece_bytes(token) if special else piece.replace(_SPACE, " ").encode("utf-8")
+
+    def _pieces(self, ids: list[int]) -> list[str]:
+        """Raises ``BundleError``: a damaged file may hold pieces that are no text, which are not looked at before."""
+        try:
+            found: list[str] = self._model.IdToPiece(ids)
+        except UnicodeDecodeError as problem:
+            raise BundleError(f"{self._path}: a piece of the tokenizer is no text: {why(problem)}") from None
+        return found
 
     def is_control(self, token: int) -> bool:
         return bool(self._model.IsControl(token))
@@ -117,7 +126,7 @@ class Tokenizer:
         model = self._model
         if model.IsControl(token) or model.IsUnknown(token):
             return b""
-        piece: str = model.IdToPiece(token)
+        piece = self._pieces([token])[0]
         if model.IsByte(token):
             match = _BYTE_PIECE.fullmatch(piece)
             return bytes([int(match.group(1), 16)]) if match else b""
@@ -142,7 +151,7 @@ class Tokenizer:
     def _control_pattern(self) -> re.Pattern[str]:
         everything = list(range(self.vocab_size))
         controls = [i for i, control in zip(everything, self._model.IsControl(everything), strict=True) if control]
-        named = [piece for piece in self._model.IdToPiece(controls) if not _UNUSED.fullmatch(piece)]
+        named = [piece for piece in self._pieces(controls) if not _UNUSED.fullmatch(piece)]
         # What ``guarded`` cannot keep apart is never special. Longest first: an alternation takes the first that fits.
         named = sorted(filter(_OPENING.match, named), key=len, reverse=True)
         return re.compile("|".join([*map(re.escape, named), _UNUSED.pattern]))

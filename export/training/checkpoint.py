@@ -44,6 +44,7 @@ so on. What self-fed entries left in the cache is written over by the true ones 
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -57,7 +58,7 @@ from edge_runtime.errors import CheckpointError
 from edge_runtime.files import whole
 from edge_runtime.schema import structure
 from export.gguf_blocks import dequantise
-from export.safetensors_file import open_safetensors, read_json
+from export.safetensors_file import SafetensorsFile, open_safetensors, read_json
 
 MODEL_TYPE = "edge_mtp"
 CONFIG_NAME, WEIGHTS_NAME, RECORD_NAME = "config.json", "model.safetensors", "record.json"
@@ -218,7 +219,10 @@ def _out_of_eight_bits(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
         steps, scales = arrays[name], arrays.pop(name + _SCALES, None)
         if steps.ndim != 2 or scales is None or scales.shape != (len(steps), steps.shape[1] / _RUN):
             raise CheckpointError(f"{path}: tensor {name} has 8 bits, and no scales that fit it")
-        runs = steps.reshape(*scales.shape, _RUN) * scales[:, :, None]
+        with np.errstate(over="ignore", invalid="ignore"):
+            runs = steps.reshape(*scales.shape, _RUN) * scales[:, :, None]
+        if not np.isfinite(runs).all():
+            raise CheckpointError(f"{path}: tensor {name} has values that are not finite: the file is damaged")
         arrays[name] = runs.astype(np.float32).reshape(steps.shape)
 
 
@@ -247,17 +251,18 @@ def write_tensors(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
 
 def read_tensors(path: Path) -> dict[str, NDArray[Any]]:
     """Copies; floats of any kind and 8 bits as float32, I64 as int64. Raises ``CheckpointError``."""
-    file = open_safetensors(path)
+    return arrays_of(open_safetensors(path))
+
+
+def arrays_of(file: SafetensorsFile) -> dict[str, NDArray[Any]]:
+    """The same of a file that is open."""
+    path = file.path
     arrays: dict[str, NDArray[Any]] = {}
     for name, span in file.tensors.items():
-        count = int(np.prod(span.shape, dtype=np.int64))
+        count = math.prod(span.shape)
         if span.kind == "I64":
-            if span.nbytes != 8 * count:
-                raise CheckpointError(f"{path}: tensor {name} of shape {span.shape} cannot have {span.nbytes} bytes")
             values: NDArray[Any] = np.frombuffer(file.mapping, _DTYPES["I64"], count, span.offset).astype(np.int64)
         elif span.kind == "I8":
-            if span.nbytes != count:
-                raise CheckpointError(f"{path}: tensor {name} of shape {span.shape} cannot have {span.nbytes} bytes")
             values = np.frombuffer(file.mapping, np.int8, count, span.offset).copy()
         elif span.kind in ("F32", "F16", "BF16"):
             raw = np.frombuffer(file.mapping, np.uint8, span.nbytes, span.offset)

@@ -16,10 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_runtime.errors import ConfigError
-from edge_runtime.files import whole
+from edge_runtime.errors import ConfigError, why
+from edge_runtime.files import read_text_at_most, whole
+
+from .arrays import DAMAGED
 
 _RECORD = "part.json"
+_MOST_BYTES, _MOST_ROWS = 1 << 24, 1 << 40
 
 
 @dataclass(slots=True)
@@ -94,7 +97,7 @@ def open_part(directory: Path, rows: int, length: int, width: int, made_from: di
         part._write_record()
         return part
     found = _read_record(record)
-    done = int(found.pop("done", 0))
+    done = found.pop("done")
     for key, value in made_from.items():
         if found.get(key) != value:
             kept = f"{directory} holds features with {key} {found.get(key)!r}, not {value!r}"
@@ -105,17 +108,27 @@ def open_part(directory: Path, rows: int, length: int, width: int, made_from: di
 def read_part(directory: Path) -> Part:
     """A part that is there, whatever it was made from. Raises ``ConfigError``."""
     found = _read_record(directory / _RECORD)
-    done = int(found.pop("done", 0))
-    shape = (int(found["rows"]), int(found["length"]))
-    return _map(directory, "r", shape, int(found["width"]), found, done, (directory / "best.npy").exists())
+    done = found.pop("done")
+    return _map(
+        directory, "r", (found["rows"], found["length"]), found["width"], found, done, (directory / "best.npy").exists()
+    )
 
 
 def _read_record(path: Path) -> dict[str, Any]:
+    """Its sizes are whole numbers, and no more rows are done than there are."""
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as problem:
+        found: Any = json.loads(read_text_at_most(path, _MOST_BYTES, ""))
+    except ConfigError as problem:
         raise ConfigError(f"{path}: no features there ({problem})") from None
-    return found
+    except (ValueError, RecursionError) as problem:
+        raise ConfigError(f"{path}: no features there ({problem})") from None
+    sizes: list[Any] = (
+        [found.get(name) for name in ("rows", "length", "width", "done")] if isinstance(found, dict) else []
+    )
+    if not sizes or not all(type(size) is int and 0 <= size < _MOST_ROWS for size in sizes) or sizes[3] > sizes[0]:
+        raise ConfigError(f"{path}: no features there (its rows, length, width and done do not make sense)")
+    record: dict[str, Any] = found
+    return record
 
 
 def _map(
@@ -124,7 +137,14 @@ def _map(
     def array(name: str, dtype: Any, shape: tuple[int, ...]) -> Any:
         # Sparse where the file system can: a part that is never filled takes no room.
         new = {"dtype": dtype, "shape": shape} if mode == "w+" else {}
-        return np.lib.format.open_memmap(directory / f"{name}.npy", mode=mode, **new)
+        path = directory / f"{name}.npy"
+        try:
+            found = np.lib.format.open_memmap(path, mode=mode, **new)
+        except DAMAGED as problem:
+            raise ConfigError(f"{path}: no features there ({why(problem)})") from None
+        if found.shape != shape or found.dtype != dtype:
+            raise ConfigError(f"{path}: not {list(shape)} values of {np.dtype(dtype)}, as {_RECORD} says")
+        return found
 
     return Part(
         directory,

@@ -20,6 +20,7 @@ from torch import Tensor
 from edge_runtime.files import whole
 from export.tokenizer import TokenizerModel
 
+from .arrays import read_array, read_arrays
 from .corpus import Ids, Segments
 from .features import Part, open_part
 from .layer import rms_norm
@@ -135,7 +136,7 @@ class Gathering:
             part.append(_numpy(ids), _numpy(hidden), *self._laws(part, hidden))
 
     def _rows(self, count: int) -> Tensor:
-        ids = frequent_ids(count, np.load(self.directory / FREQUENCY_NAME), self.tokenizer)
+        ids = frequent_ids(count, read_array(self.directory / FREQUENCY_NAME), self.tokenizer)
         return torch.from_numpy(ids[~np.isin(ids, self.tokenizer.control_ids)]).to(self.target.device)
 
     def _laws(self, part: Part, hidden: Tensor) -> tuple[Any, ...]:
@@ -154,7 +155,7 @@ class Gathering:
     def _learn_start(self, ids: Tensor, hidden: Tensor, before_last: Tensor) -> None:
         """Normal equations of [embedding; row] -> the stream that enters the target's last layer one token later."""
         path = self.directory / STATISTICS_NAME
-        known = dict(np.load(path)) if path.is_file() else {}
+        known = read_arrays(path, ("gram", "cross", "count")) if path.is_file() else {}
         if known and known["count"] >= self.plan.statistics_tokens:
             return
         config = self.target.config
@@ -170,7 +171,7 @@ class Gathering:
 
 def projection_start(directory: Path, ridge: float = 1e-3) -> Tensor:
     """[B, 2 B]: the ridge solution; ``ridge`` is relative to the mean square of an input."""
-    known = np.load(directory / STATISTICS_NAME)
+    known = read_arrays(directory / STATISTICS_NAME, ("gram", "cross"))
     gram, cross = known["gram"], known["cross"]
     gram[np.diag_indices(len(gram))] += ridge * np.trace(gram) / len(gram)
     return torch.from_numpy(np.linalg.solve(gram, cross).T.astype(np.float32))

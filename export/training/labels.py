@@ -18,6 +18,7 @@ from torch import Tensor
 
 from edge_runtime.files import whole
 
+from .arrays import read_arrays
 from .drafter import Start
 from .features import Part
 
@@ -72,10 +73,11 @@ def labels_of(start: Start, part: Part, directory: Path) -> Labels:
     best = np.empty((part.done, part.length, _BEST), np.int32)
     done = 0
     if path.is_file():
-        with np.load(path) as known:
-            if str(known["head"]) == digest:
-                done = min(len(known["normaliser"]), part.done)
-                normaliser[:done], best[:done] = known["normaliser"][:done], known["best"][:done]
+        known = read_arrays(path, ("head", "normaliser", "best"))
+        shapes = [known[name].shape[1:] for name in ("normaliser", "best")]
+        if str(known["head"]) == digest and shapes == [normaliser.shape[1:], best.shape[1:]]:
+            done = min(len(known["normaliser"]), len(known["best"]), part.done)
+            normaliser[:done], best[:done] = known["normaliser"][:done], known["best"][:done]
     if done == part.done:
         return Labels(normaliser, best, start.config.head_rows)
     with torch.inference_mode():

@@ -17,8 +17,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from edge_runtime import __version__
 from edge_runtime.bundle import file_sha256
 from edge_runtime.errors import ConfigError
@@ -27,6 +25,7 @@ from export.checkpoint import Checkpoint
 from export.safetensors_file import read_json
 from export.tokenizer import TokenizerModel, build_tokenizer_model
 
+from .arrays import read_array
 from .batches import Batches
 from .checkpoint import save_drafter
 from .corpus import SOURCES_NAME, Segments, corpus_files, read_segments
@@ -143,7 +142,7 @@ def train_drafter(wanted: Wanted, shown: Shown) -> Path:
     run.parts = {name: read_part(gathered / name) for name in (NATURAL, DRAWN, HELD_NATURAL, HELD_DRAWN)}
     batches = Batches([run.parts[NATURAL], run.parts[DRAWN]], wanted.micro_tokens, wanted.seed, wanted.share)
     state = stored_state(wanted.output, target.device)
-    token_ids = frequent_ids(wanted.head_rows, np.load(gathered / FREQUENCY_NAME), tokenizer)
+    token_ids = frequent_ids(wanted.head_rows, read_array(gathered / FREQUENCY_NAME), tokenizer)
     if state is not None and len(state["token_ids"]) == wanted.head_rows:
         # Another corpus would ask for another head; the drafter keeps the one that it began with.
         token_ids = state["token_ids"].cpu().numpy()

@@ -19,9 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edge_runtime.errors import ConfigError, first_line
+from edge_runtime.errors import ConfigError, first_line, why
 from edge_runtime.files import whole
 
+from .arrays import DAMAGED
 from .batches import Batches, Cursor, Micro
 from .drafter import Params, Start, TextRows, drafts
 from .labels import JudgedBy, Labels
@@ -76,6 +77,9 @@ class Seen:
     acceptance: tuple[float, ...]
 
 
+_OF_PICKLES: tuple[type[Exception], ...] = (AttributeError, IndexError, AssertionError, PickleError)
+_DAMAGED = DAMAGED + _OF_PICKLES
+
 Check = Callable[["Trainer"], dict[str, Any]]
 """Tries the averaged weights, keeps them where they are the best so far, and returns what is to be remembered."""
 
@@ -86,11 +90,11 @@ def stored_state(directory: Path, device: torch.device) -> dict[str, Any] | None
     if not path.is_file():
         return None
     try:
-        found: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
-        if {"params", "average", "optimiser", "token_ids", "progress"} <= set(found):
+        found: Any = torch.load(path, map_location=device, weights_only=True)
+        if isinstance(found, dict) and {"params", "average", "optimiser", "token_ids", "progress"} <= set(found):
             return found
         problem = "parts are missing"
-    except (RuntimeError, OSError, TypeError, EOFError, PickleError) as error:
+    except _DAMAGED as error:
         problem = first_line(error)
     raise ConfigError(f"{path}: not a checkpoint of a training run ({problem})")
 
@@ -116,18 +120,21 @@ class Trainer:
 
     def resume(self, found: dict[str, Any]) -> None:
         """From what :func:`stored_state` read. Raises ``ConfigError`` for the state of another drafter."""
-        stored = found["params"]
-        wanted = {name: p.shape for name, p in self.params.items()}
-        same_head = torch.equal(found["token_ids"], self.start.token_ids)
-        if not same_head or {name: p.shape for name, p in stored.items()} != wanted:
-            state = self.directory / STATE_NAME
+        state = self.directory / STATE_NAME
+        try:
+            stored, known = found["params"], dict(found["progress"])
+            wanted = {name: p.shape for name, p in self.params.items()}
+            same_head = torch.equal(found["token_ids"], self.start.token_ids)
+            same = same_head and {name: p.shape for name, p in stored.items()} == wanted
+            progress = Progress(**{**known, "cursor": Cursor(**known["cursor"])})
+        except (AttributeError, KeyError, TypeError, ValueError) as problem:
+            raise ConfigError(f"{state}: not a checkpoint of a training run ({why(problem)})") from None
+        if not same:
             raise ConfigError(f"{state} is of a drafter of another shape or head: choose another output, or remove it")
         with torch.no_grad():
             for name, p in self.params.items():
                 p.copy_(stored[name])
-        self.average, self._optimiser = found["average"], found["optimiser"]
-        known = dict(found["progress"])
-        self.progress = Progress(**{**known, "cursor": Cursor(**known["cursor"])})
+        self.average, self._optimiser, self.progress = found["average"], found["optimiser"], progress
 
     def run(self, check: Check, tell: Callable[[Progress, Seen, float], None]) -> None:
         """To the end of the plan; ``tell`` hears of every step and of the share of the run that is done."""

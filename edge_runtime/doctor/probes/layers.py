@@ -5,6 +5,7 @@ Knows the inputs of both dialects; runs nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ from .matrices import block_matrix, int4_matrix, rows_of
 
 _PAST, _CAPACITY = 16, 64
 """Entries of the cache that are valid, and all."""
+_MOST_DIMS, _MOST_VALUES = 8, 1 << 28
+"""Of an input: what a graph says of it is allocated."""
 _WIDTH = 256
 """Of the layer that is made up: small enough that every column is checked."""
 BLOCK = 64
@@ -68,8 +71,14 @@ def bundle_shapes(directory: Path, manifest: Manifest, most: int, most_values: i
 
     One that is larger than ``most_values`` is cut to fewer columns: its rows are as long, and its speed is the same.
     """
-    products = [one for one in _layer_of(directory, manifest).products if one[0] % BLOCK == 0 and one[1] % 2 == 0]
-    found = dict.fromkeys(sorted(products, key=lambda shape: -shape[0] * shape[1]))
+    return shapes_of(_layer_of(directory, manifest).products, most, most_values)
+
+
+def shapes_of(products: Sequence[tuple[int, int]], most: int, most_values: int) -> tuple[tuple[int, int], ...]:
+    """The same of a layer's products, whatever its graph says that they are."""
+    sound = [(inner, outer) for inner, outer in products if 0 < inner <= most_values // 2 and outer > 0]
+    even = [one for one in sound if one[0] % BLOCK == 0 and one[1] % 2 == 0]
+    found = dict.fromkeys(sorted(even, key=lambda shape: -shape[0] * shape[1]))
     return tuple(fitting(shape, most_values) for shape in list(found)[:most])
 
 
@@ -89,7 +98,7 @@ def fitting(shape: tuple[int, int], most_values: int) -> tuple[int, int]:
     inner, outer = shape
     while inner * outer > most_values and outer % 128 == 0:
         outer //= 2
-    return inner, outer
+    return inner, min(outer, most_values // inner // 2 * 2)
 
 
 def feeds_of(inputs: Sequence[Edge], rows: int) -> Feeds:
@@ -100,6 +109,8 @@ def feeds_of(inputs: Sequence[Edge], rows: int) -> Feeds:
         if unknown := [size for size in edge.shape if isinstance(size, str) and size not in sizes]:
             raise NoLayer(f"its input {edge.name} has a dimension {unknown[0]!r}")
         shape = tuple(sizes[size] if isinstance(size, str) else size for size in edge.shape)
+        if len(shape) > _MOST_DIMS or math.prod(size or 1 for size in shape) > _MOST_VALUES:
+            raise NoLayer(f"its input {edge.name} is larger than any of a layer")
         feeds[edge.name] = _values(edge, shape, rows, index)
     return feeds
 
