@@ -101,6 +101,29 @@ def test_what_the_library_would_take_hours_for_is_refused(name: str) -> None:
     assert any(word in text for word in ("too costly", "too many digits", "at most 64"))
 
 
+LEAST = -(2**63)
+
+
+@pytest.mark.parametrize("number", [LEAST, LEAST + 1, LEAST - 1, 2 * LEAST, float(LEAST), -1e300])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "const": "HERE"},
+        {"const": "HERE"},
+        {"enum": [1, {"a": ["x", "HERE"]}]},
+        {"type": "integer", "minimum": LEAST, "maximum": "HERE"},
+        {"type": "integer", "minimum": LEAST, "exclusiveMaximum": "HERE"},
+        obj("a", a=all_of({"minimum": LEAST}, {"type": "integer", "maximum": "HERE"})),
+    ],
+)
+def test_an_integer_that_ends_the_process_is_refused(schema: Any, number: float) -> None:
+    """The library recurses without an end, and no handler of Python's sees it."""
+    hostile = json.loads(json.dumps(schema).replace('"HERE"', repr(number)))
+    with pytest.raises(InputError, match="is below -1e\\+18") as caught:
+        checked(hostile, "schema", "x")
+    assert str(caught.value).startswith("schema: #")
+
+
 @pytest.mark.parametrize(
     "schema",
     [
@@ -108,6 +131,9 @@ def test_what_the_library_would_take_hours_for_is_refused(name: str) -> None:
         all_of(pattern("a"), pattern("b"), pattern("c"), pattern("d"), maxLength=12),
         obj("a b", **{name: pattern(optional(60, "")) for name in "abcdefgh"}),
         {"type": "object", "patternProperties": {f"^{letter}_[a-z]+$": STRING for letter in "abcdefghijkl"}},
+        {"type": "integer", "minimum": LEAST, "maximum": 10},
+        {"type": "number", "minimum": -1.7976931348623157e308, "maximum": 1},
+        {"enum": [-(10**18), 2**64, 1e300]},
         {"type": "integer", "multipleOf": 86_400, "minimum": 0, "maximum": 86_400},
         {"type": "number", "multipleOf": 0.01, "minimum": 0, "maximum": 1000},
         {"$defs": {"n": obj("v", v=pattern("^[a-f]+$"), next={"$ref": "#/$defs/n"})}, "$ref": "#/$defs/n"},

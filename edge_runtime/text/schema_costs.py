@@ -1,8 +1,9 @@
-"""What a schema would cost to compile, before it is: the two places where the grammar library's own limits do not hold.
+"""What a schema would cost to compile, before it is: the places where the grammar library's own limits do not hold.
 Knows no grammar library.
 
 It intersects all patterns that hold at one place, and the states of that are the product of theirs: six of 70 letters
-took more than 4 GB and had no end (llguidance 1.9). And ``multipleOf`` is a machine of as many states as the number.
+took more than 4 GB and had no end (llguidance 1.9). And ``multipleOf`` is a machine of as many states as the number. An integer
+that is at most -2^63 + 1 makes it recurse without an end, and the process ends with it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ _MOST_MULTIPLE = 100_000
 _MOST_PATTERNED = 64
 """``patternProperties`` of one object: the library compares each with each."""
 _FORMAT_LETTERS = 64
+_LEAST = -(10**18)
+"""Of an integer; the library is safe down to some -9.2e18."""
 
 
 class _Cost(NamedTuple):
@@ -61,6 +64,7 @@ def check_costs(parts: Parts) -> None:
             _check(part, known[part])
         elif part not in begun and isinstance(part.said, dict):
             begun.add(part)
+            _check_numbers(part)
             waiting.append((part, True))
             referred = parts.referred(part)
             waiting += [(one, False) for one in (*part.inner.values(), referred) if one is not None]
@@ -113,3 +117,15 @@ def _check(part: Part, cost: _Cost) -> None:
     patterned = len(part.within("patternProperties"))
     if patterned > _MOST_PATTERNED:
         raise InputError(f"{part.place}: {patterned} patternProperties, at most {_MOST_PATTERNED}")
+
+
+def _check_numbers(part: Part) -> None:
+    waiting = [part.said.get(key) for key in ("const", "enum", "maximum", "exclusiveMaximum")]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, list):
+            waiting += value
+        elif isinstance(value, dict):
+            waiting += value.values()
+        elif isinstance(value, int | float) and value < _LEAST:
+            raise InputError(f"{part.place}: {str(value)[:32]} is below {_LEAST:.0e}, which is not supported")
