@@ -148,7 +148,7 @@ def summed_up(lines: Sequence[Line]) -> SoakFigures:
         ttft=quarters([(answer.ended_s, answer.ttft_s or 0.0) for answer in streamed], 0.95),
         tpot=quarters(tpot, 0.95),
         probe_ttft=quarters([(probe.at_s, probe.had * probe.ttft_s) for probe in probes], 0.95),
-        probe_tpot=quarters([(probe.at_s, probe.had * probe.tpot_s) for probe in probes], 0.95),
+        probe_tpot=quarters([(probe.at_s, probe.had * probe.tpot_s) for probe in probes if probe.tpot_s], 0.95),
         probe_work=quarters([(probe.at_s, probe.processor_s) for probe in probes], 0.95),
         had=_had(probes),
         heat=_heat(limit_c, [look for look in looks if not look.beyond]),
