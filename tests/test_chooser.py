@@ -362,7 +362,7 @@ def test_the_joint_law_of_two_tokens_is_the_targets(params: SamplingParams) -> N
     prompt = [1, 2, 3, 1, 2]
     near = Named("near", FakeEngine(replace(SMALL, agreement=0.8), candidates=12), engine.info)
     far = Named("far", FakeEngine(replace(SMALL, agreement=0.0), candidates=12), engine.info)
-    copies = [PromptLookup(2, 1), SuffixCache(1024)]
+    copies = [PromptLookup(2, 1), SuffixCache(1024, secret=b"\x00")]
     table = replace(FLAT, body_s=(0.01, 0.0101, 0.0102))
     # The best one would draft alone, so there are choosers that do not have it.
     decoders = [

@@ -91,7 +91,7 @@ TEMPLATE_THAT_QUOTES = "{{ raise_exception(messages[0]['content']) }}"
 def model(tmp_path: Path, engine: Faulty) -> Model:
     """With what drafts from texts, and a chooser that says why."""
     plain = tiny_model(tmp_path)
-    several = Several("all", [PromptLookup(max_k=4), SuffixCache(4096)], [])
+    several = Several("all", [PromptLookup(max_k=4), SuffixCache(4096, secret=b"\x00")], [])
     decoder = Decoder(engine, several, Chooser(StepCosts(), [], 4, 15), max_head_rows=32)
     served = Served("tiny", decoder, plain.served.piece_bytes, plain.served.eos_ids, engine.close)
     return replace(plain, served=served)

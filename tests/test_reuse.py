@@ -36,7 +36,7 @@ class Cost:
 def cost_after(before: Request, wanted: Request, slots: int, shared: bool = False) -> Cost:
     """Of ``wanted``, asked once ``before`` was answered."""
     target, draft = FakeEngine(MODEL, slots=slots), FakeEngine(DRAFTER, slots=slots)
-    drafter = Several("all", [SuffixCache(1024, shared=shared)], [DraftModel(draft, target.info)])
+    drafter = Several("all", [SuffixCache(1024, shared=shared, secret=b"\x00")], [DraftModel(draft, target.info)])
     served = serve(target, drafter, k=2)
     with running(served) as scheduler:
         ask(scheduler, served, before, first := Reader())

@@ -456,7 +456,7 @@ def test_params_reach_the_session() -> None:
 def test_one_clients_answers_are_drafted_from_for_nobody_else() -> None:
     """Through the whole scheduler, slots changing hands: how fast an answer comes must not tell what another asked."""
     engine = FakeEngine(MODEL, slots=2)
-    served = serve(engine, SuffixCache(2048), 4)
+    served = serve(engine, SuffixCache(2048, secret=b"\x00"), 4)
     answer = cold(PROMPT, 60)
     kept = []
     with running(served) as scheduler:

@@ -9,6 +9,7 @@ else's text is drafted from it, unless all clients are told to be one. Clients t
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from dataclasses import dataclass, field
 
@@ -57,8 +58,11 @@ class SuffixCache:
     name = "suffix"
     window: int | None = None
 
-    def __init__(self, tokens: int = 1 << 17, max_k: int = 16, shared: bool = False) -> None:
-        """``tokens`` of earlier texts are kept, some 40 bytes each. ``shared``: all clients are one.
+    def __init__(
+        self, tokens: int = 1 << 17, max_k: int = 16, shared: bool = False, secret: bytes | None = None
+    ) -> None:
+        """``tokens`` of earlier texts are kept, some 40 bytes each. ``shared``: all clients are one. ``secret``: a random
+        one, but where a test must find the same every time; at most 64 bytes.
 
         Raises ``ConfigError``.
         """
@@ -81,7 +85,7 @@ class SuffixCache:
         }
         """Size -> [buckets, ways] places behind such tokens; stale ones are seen by their tokens."""
         self._mask = buckets - 1
-        self._secret = secrets.token_hex(16)
+        self._secret = secrets.token_bytes(16) if secret is None else secret
         """Nobody can tell which tokens of others share a bucket with own ones, and so see by these when they come."""
         self._writing: dict[int, _Writing] = {}
 
@@ -116,13 +120,18 @@ class SuffixCache:
 
     # Writing
 
+    def _seed(self, owner: Owner) -> int:
+        # Not ``hash``, which is another one in each process.
+        said = hashlib.blake2b(repr(owner).encode(), digest_size=8, key=self._secret).digest()
+        return int.from_bytes(said, "big", signed=True)
+
     def _follow(self, slot: int, owner: Owner, tokens: Ids) -> _Writing:
         writing = self._writing.setdefault(slot, _Writing())
         known = writing.text
         if writing.owner != owner:
             # Never a page of somebody else's.
             writing.owner, writing.page, known = owner, -1, []
-            writing.seed, writing.text = hash((self._secret, owner)), known
+            writing.seed, writing.text = self._seed(owner), known
         count = len(known)
         if count > len(tokens) or known[-_LONGEST:] != tokens[max(0, count - _LONGEST) : count].tolist():
             # Another text, or one that was cut: what the two begin with is written down already.

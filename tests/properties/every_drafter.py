@@ -95,7 +95,7 @@ def _mtp(target: FakeEngine, model: FakeModel, seed: int) -> Drafter:
 MAKERS: dict[str, Make] = {
     "none": lambda target, model, seed: NoDraft(),
     "lookup": lambda target, model, seed: PromptLookup(2, 1),
-    "suffix": lambda target, model, seed: SuffixCache(1024),
+    "suffix": lambda target, model, seed: SuffixCache(1024, secret=b"\x00"),
     "draft": _draft("as-requested"),
     "draft, top-k": _draft("top-k:3"),
     "draft, a beam": _beam,
@@ -123,7 +123,7 @@ def chosen(target: FakeEngine, model: FakeModel, seed: int) -> tuple[Several, Ch
     """What ``auto`` is: free drafters and some that run an engine, one policy for all."""
     chance = random.Random(seed)
     models = [MAKERS[name](target, model, seed) for name in chance.sample(OWN_CACHE, chance.randint(0, 3))]
-    free = [PromptLookup(2, 1), SuffixCache(1024)][: chance.randint(0 if models else 1, 2)]
+    free = [PromptLookup(2, 1), SuffixCache(1024, secret=b"\x00")][: chance.randint(0 if models else 1, 2)]
     costs = told_costs(chance.choice([BOARD, CPU]), {one.name: (0.0, 0.0) for one in models}, target.info.min_rows)
     # Also one that was told nothing, and finds out.
     costs = costs if chance.random() < 0.7 else StepCosts(target.info.min_rows)

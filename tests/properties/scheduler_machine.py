@@ -122,7 +122,7 @@ def model_of(kind: str, slots: int, max_rows: int, k: int, clock: ManualClock, s
     elif kind == "lookup":
         drafter = PromptLookup(2, 1)
     elif kind == "suffix":
-        drafter = SuffixCache(1024)
+        drafter = SuffixCache(1024, secret=b"\x00")
     made = serve(target, drafter, k, f"model {seed}", (EOS,))
 
     def close() -> None:

@@ -49,7 +49,7 @@ def agreement(left: list[int], right: list[int]) -> int:
 def test_a_suffix_cache_finds_what_a_search_of_all_earlier_texts_finds(
     history: list[tuple[int, int, int, list[int]]], k: int
 ) -> None:
-    cache = SuffixCache(1 << 14)
+    cache = SuffixCache(1 << 14, secret=b"\x00")
     seen: dict[int, list[list[int]]] = {0: [], 1: []}
     texts: dict[int, list[int]] = {}
     for slot, client, keep, more in history:
