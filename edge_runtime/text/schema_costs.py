@@ -2,8 +2,8 @@
 Knows no grammar library.
 
 It intersects all patterns that hold at one place, and the states of that are the product of theirs: six of 70 letters
-took more than 4 GB and had no end (llguidance 1.9). And ``multipleOf`` is a machine of as many states as the number. An integer
-that is at most -2^63 + 1 makes it recurse without an end, and the process ends with it.
+took more than 4 GB and had no end (llguidance 1.9). And ``multipleOf`` is a machine of as many states as the number. An
+integer that is at most -2^63 + 1 makes it recurse without an end, and the process ends with it.
 """
 
 from __future__ import annotations
