@@ -19,11 +19,12 @@ from .drafters.protocol import Drafter, NoDraft
 from .drafting import Clock as Clock
 from .drafting import Draft, Drafting
 from .engines.protocol import Engine, HeadOutput, HeadRequest, Ids, StepInput
+from .engines.usable import refuse_unusable
 from .repetition import period
 from .sampling import Distribution, Probs
 from .session import FinishReason, Kind, Session, StepResult, StepTimes, Top
 from .tree import Tree, row_parents
-from .verification import Judge, Row, judge_for, refuse_unusable
+from .verification import Judge, Row, judge_for
 
 Progress = Callable[[int, int], None]
 """Told (tokens in the cache, tokens of the prompt) after each chunk of a prefill."""

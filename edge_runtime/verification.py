@@ -21,6 +21,7 @@ from .acceptance import (
     threshold_row,
 )
 from .engines.protocol import Engine, Floats, HeadOutput, Ids
+from .engines.usable import not_finite
 from .errors import EngineError
 from .noise import gumbel, ids_above
 from .sampling import Distribution, Probs, SamplingParams, law_from_candidates, law_from_logits, probability
@@ -68,7 +69,7 @@ class Row:
         self.logsumexp = float(head.logsumexp[index])
         """Of logits * inverse temperature over the whole vocabulary."""
         if not math.isfinite(self.logsumexp):
-            raise _not_finite(self.logsumexp)
+            raise not_finite(self.logsumexp)
 
     @property
     def argmax(self) -> int:
@@ -196,27 +197,6 @@ class Row:
 
     def _probability(self, logit: float) -> float:
         return min(1.0, math.exp(float(logit) * self.inverse_temperature - self.logsumexp))
-
-
-def refuse_unusable(head: HeadOutput, vocab_size: int) -> None:
-    """Before any of its rows is decided on. Raises ``EngineError`` for ids of no token, and for logits that are not
-    finite: a text must not be made of them, and an id would be read behind the end of a table. -inf is a logit.
-    """
-    finite = np.isfinite(head.logsumexp)
-    if not finite.all():
-        raise _not_finite(float(head.logsumexp[int(finite.argmin())]))
-    ids, logits = head.candidate_ids, head.candidate_logits
-    least, most = min(int(ids.min()), int(head.argmax.min())), max(int(ids.max()), int(head.argmax.max()))
-    if not 0 <= least <= most < vocab_size:
-        found = least if least < 0 else most
-        raise EngineError(f"token id {found} of {vocab_size} out of a head: the engine's output is not usable")
-    gathered = head.gathered
-    if not (float(logits.max()) < math.inf and (gathered is None or float(gathered.max()) < math.inf)):
-        raise EngineError("logits that are not finite out of a head: the engine's output is not usable")
-
-
-def _not_finite(logsumexp: float) -> EngineError:
-    return EngineError(f"the log-sum-exp of a row is {logsumexp}: the engine's output is not usable")
 
 
 class Judge(Protocol):

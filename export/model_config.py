@@ -356,5 +356,5 @@ def _uniform(read: Reader, key: str) -> int:
         found = np.unique(value)
         if found.size != 1:
             raise CheckpointError(f"{read.name}: {key} differs between layers, which is not supported")
-        value = int(found[0])
+        value = found[0].item()
     return read.as_size(key, value)

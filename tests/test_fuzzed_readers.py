@@ -87,6 +87,10 @@ GGUF_FAULTS = {
         "unknown",
     ),
     "a name of a page": (_gguf(lambda parts: setattr(parts.tensors[2], "name", Text(b"x" * 9000))), "unknown"),
+    "sizes of layers that are infinite": (
+        _with_meta("gemma3.feed_forward_length", ARRAY, numbers(6, [math.inf])),
+        "whole number",
+    ),
     "an array for a number": (_with_meta("gemma3.embedding_length", ARRAY, numbers(4, [1.0] * 9)), "whole number"),
 }
 TOKENS = "tokenizer.ggml."

@@ -131,7 +131,8 @@ def test_an_integer_that_ends_the_process_is_refused(schema: Any, number: float)
         all_of(pattern("a"), pattern("b"), pattern("c"), pattern("d"), maxLength=12),
         obj("a b", **{name: pattern(optional(60, "")) for name in "abcdefgh"}),
         {"type": "object", "patternProperties": {f"^{letter}_[a-z]+$": STRING for letter in "abcdefghijkl"}},
-        {"type": "integer", "minimum": -(10**17), "maximum": 10},
+        {"type": "integer", "minimum": -(10**18), "maximum": 10},
+        {"type": "number", "minimum": -1e18, "maximum": 1},
         {"enum": [-(10**18), 2**64, 1e300]},
         {"type": "integer", "multipleOf": 86_400, "minimum": 0, "maximum": 86_400},
         {"type": "number", "multipleOf": 0.01, "minimum": 0, "maximum": 1000},
@@ -141,3 +142,11 @@ def test_an_integer_that_ends_the_process_is_refused(schema: Any, number: float)
 def test_what_is_cheap_is_compiled(schema: Any) -> None:
     compiler, words, _ = tiny()
     assert json.loads(Walk(compiler.json_schema(schema), words, random.Random(0)).answer(most=20)) is not None
+
+
+@pytest.mark.parametrize("least", [LEAST, -1.7976931348623157e308])
+def test_a_minimum_that_the_library_cannot_have_is_refused_in_a_line(least: float) -> None:
+    kind = "integer" if isinstance(least, int) else "number"
+    compiler, _, _ = tiny()
+    with pytest.raises(InputError, match=r"^schema: .* range"):
+        compiler.json_schema({"type": kind, "minimum": least, "maximum": 1})

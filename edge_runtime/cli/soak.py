@@ -30,7 +30,7 @@ from ..boards import BOARDS, Board, board_named
 from ..bundle import read_manifest, verify_files
 from ..console import ends_tidily, plain_console
 from ..errors import ConfigError
-from ..parameters import Finite, Place, Written, refuse_useless
+from ..parameters import Finite, Place, Whole, Written, refuse_useless
 
 _OUTCOMES = ("right", "left", "refused", "wrong", "lost")
 
@@ -42,9 +42,9 @@ _OUTCOMES = ("right", "left", "refused", "wrong", "lost")
               help="Of load; rests come on top.")  # fmt: skip
 @click.option("--lap", type=Finite(0.5, 60.0, "minutes"), default=5.0, show_default=True, metavar="MINUTES",
               help="In which everything happens once; at rest behind it memory, descriptors and speed are looked at.")
-@click.option("--clients", type=click.IntRange(1, 11), default=4, show_default=True,
+@click.option("--clients", type=Whole(1, 11), metavar="N", default=4, show_default=True,
               help="That ask at once, with pauses.")  # fmt: skip
-@click.option("--threads", type=click.IntRange(1), default=os.cpu_count() or 1, show_default=True,
+@click.option("--threads", type=Whole(1), metavar="N", default=os.cpu_count() or 1, show_default=True,
               help="Of the daemon.")  # fmt: skip
 @click.option("--board", default="orin-nano-8", show_default=True, metavar="NAME",
               help=f"That is simulated: one of {', '.join(board.name for board in BOARDS)}.")  # fmt: skip

@@ -94,7 +94,8 @@ def _read(file: BinaryIO, where: str) -> Recording:
             continue
         try:
             data = msgspec.json.decode(line)
-        except (msgspec.DecodeError, RecursionError):
+        # Some releases of msgspec say by an error of Python's that a text is no UTF-8.
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             if line.endswith(b"\n"):
                 words = "is no JSON; take it out, or record anew with edge-runtime telemetry --json"
                 raise ConfigError(f"{at}: it {words}") from None

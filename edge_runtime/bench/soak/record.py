@@ -169,7 +169,7 @@ def read_lines(path: Path) -> tuple[Line, ...]:
                     break
                 try:
                     lines.append(decoder.decode(text))
-                except (msgspec.DecodeError, RecursionError):
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                     raise ConfigError(f"{path}, line {number}: not a line of a soak's record") from None
     except OSError as problem:
         raise ConfigError(f"{path} cannot be read: {why(problem)}") from None

@@ -1,0 +1,31 @@
+"""Whether what a head says can be decided on at all. Knows no engine and no law."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ..errors import EngineError
+from .protocol import HeadOutput
+
+
+def refuse_unusable(head: HeadOutput, vocab_size: int) -> None:
+    """Before any of its rows is decided on. Raises ``EngineError`` for ids of no token, and for logits that are not
+    finite: a text must not be made of them, and an id would be read behind the end of a table. -inf is a logit.
+    """
+    finite = np.isfinite(head.logsumexp)
+    if not finite.all():
+        raise not_finite(float(head.logsumexp[int(finite.argmin())]))
+    ids, logits = head.candidate_ids, head.candidate_logits
+    least, most = min(int(ids.min()), int(head.argmax.min())), max(int(ids.max()), int(head.argmax.max()))
+    if not 0 <= least <= most < vocab_size:
+        found = least if least < 0 else most
+        raise EngineError(f"token id {found} of {vocab_size} out of a head: the engine's output is not usable")
+    gathered = head.gathered
+    if not (float(logits.max()) < math.inf and (gathered is None or float(gathered.max()) < math.inf)):
+        raise EngineError("logits that are not finite out of a head: the engine's output is not usable")
+
+
+def not_finite(logsumexp: float) -> EngineError:
+    return EngineError(f"the log-sum-exp of a row is {logsumexp}: the engine's output is not usable")
