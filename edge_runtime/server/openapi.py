@@ -103,7 +103,7 @@ def _post(
     content = _json(answer)
     if event is not None:
         told = f"With stream: true. Lines of `data:`, each a {event.__name__} or, where it broke off, an Error."
-        content["text/event-stream"] = {"schema": {"type": "string", "description": told}}
+        content["text/event-stream"] = {"schema": {"description": told}}
     body = {"required": True, "content": _json(asked)}
     return {"requestBody": body, **_operation(operation, content, (*_BODY, *statuses))}
 
