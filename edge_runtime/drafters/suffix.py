@@ -61,8 +61,8 @@ class SuffixCache:
     def __init__(
         self, tokens: int = 1 << 17, max_k: int = 16, shared: bool = False, secret: bytes | None = None
     ) -> None:
-        """``tokens`` of earlier texts are kept, some 40 bytes each. ``shared``: all clients are one. ``secret``: a random
-        one, but where a test must find the same every time; at most 64 bytes.
+        """``tokens`` of earlier texts are kept, some 40 bytes each. ``shared``: all clients are one. ``secret``: random
+        but where a test must find the same every time; at most 64 bytes.
 
         Raises ``ConfigError``.
         """
