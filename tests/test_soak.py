@@ -17,7 +17,7 @@ from edge_runtime.boards import board_named
 from edge_runtime.cli.soak import run
 
 SHORT = SoakPlan(
-    minutes=0.1, laps=2, lap_s=4.0, clients=4, sessions=2, threads=1, context=1024, think_s=0.2, hold_s=0.3, probes=2,
+    minutes=0.05, laps=1, lap_s=4.0, clients=4, sessions=2, threads=1, context=1024, think_s=0.2, hold_s=0.3, probes=2,
     crowd=12, queue=6, limit_c=60.0, air_c=25.0, warm_c=40.0, hot_c=100.0, patience_s=120.0, seed=1,
     sizes=Sizes(tokens=16, document=240, formed=96, each=2),
 )  # fmt: skip
@@ -27,7 +27,7 @@ def test_all_that_happens_in_seconds(tmp_path: Path) -> None:
     path = tmp_path / "record.jsonl"
     run(tmp_path, tiny.bundle(), board_named("orin-nano-8"), "sysfs", SHORT, path)
     figures = summed_up(read_lines(path))
-    assert figures.ended == "complete" and len(figures.checkpoints) >= 2
+    assert figures.ended == "complete" and figures.checkpoints
     assert set(figures.happenings) == set(LAP)
     missed = [str(verdict) for verdict in verdicts(figures) if not verdict.met]
     assert not missed, missed
