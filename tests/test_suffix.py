@@ -89,7 +89,10 @@ def test_clients_that_cannot_be_told_apart_have_no_texts() -> None:
 
 
 def test_it_holds_what_it_holds() -> None:
-    """However much is written, and by however many; the text unused longest gives way."""
+    """However much is written, and by however many; the text unused longest gives way.
+
+    Not with every secret: 3 of 24 lose a place in use, where stale ones fill all ways of its bucket (docs/log.md).
+    """
     cache = SuffixCache(2048, secret=b"\x00")
     size = cache.bytes
     kept = TEXT[:200]
