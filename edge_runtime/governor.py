@@ -30,7 +30,9 @@ _MEAN_S = 10.0
 _RISE = 0.02
 """Of a cap, a second, at most: how fast what is allowed follows a cap that rises."""
 _BELOW_LIMIT_C = 0.6
-"""Of a temperature limit: what is aimed at."""
+"""Of a temperature limit: what is aimed at,"""
+_STOP_BELOW_C = 0.3
+"""and above what no step begins."""
 _NOMINAL_IDLE_W, _NOMINAL_BUSY_W = 5.0, 10.0
 """Where only the temperature is limited and no power can be read; the thermal estimate makes up for it."""
 _SAME = 0.004
@@ -201,6 +203,13 @@ def _by_heat(memory: GovernorMemory, limits: Limits) -> float:
     return memory.thermal.allowed_w(limits.temperature_c - _BELOW_LIMIT_C)
 
 
+def _too_hot(memory: GovernorMemory, limits: Limits) -> bool:
+    """The air may change faster than the estimate of it: close to the limit no step waits for that."""
+    if limits.temperature_c is None or memory.thermal is None:
+        return False
+    return memory.thermal.temperature_c > limits.temperature_c - _STOP_BELOW_C
+
+
 def _power_cause(limits: Limits) -> str:
     assert limits.power_mw is not None  # it is what binds
     return f"power: the cap is {limits.power_mw / 1e3:.1f} W"
@@ -252,7 +261,7 @@ def _decided(memory: GovernorMemory, limits: Limits, allowed: _Allowed, now_s: f
         budget = Budget("critical", memory.reason, admit=False, run=False, retry_after_s=_retry(memory, limits))
         return budget, memory if memory.power is None else replace(memory, power=None)
     power = _priced(memory, min(allowed.now_w, 2.0 * full_w))
-    run = allowed.now_w > idle_w * (1.0 + _MARGIN)
+    run = allowed.now_w > idle_w * (1.0 + _MARGIN) and not _too_hot(memory, limits)
     if not energy.known:
         # The first steps are what is learnt from.
         reason = "what steps draw is not known yet"

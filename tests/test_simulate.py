@@ -13,12 +13,15 @@ import tiny_bundle as tiny
 from click.testing import CliRunner, Result
 
 from edge_runtime import console
-from edge_runtime.bench.live import LiveRun, Moment
+from edge_runtime.bench.live import LiveRun, Moment, longest_over_s, small_plant
+from edge_runtime.boards import board_named
+from edge_runtime.budget import Activity, Limits
 from edge_runtime.cli import main, simulate_live
 from edge_runtime.cli.simulate import simulate
 from edge_runtime.errors import EngineError
 from edge_runtime.simulator.loop import simulated
-from edge_runtime.simulator.pilot import Constant, Governed
+from edge_runtime.simulator.pilot import Constant, Governed, Took
+from edge_runtime.simulator.plant import Plant, at_ambient
 from edge_runtime.simulator.scenario import MOST_DRAFTS, Scenario, board_scenario, random_scenario
 from edge_runtime.simulator.search import best_constant
 from edge_runtime.simulator.series import series, sparkline
@@ -52,6 +55,39 @@ def test_a_cap_holds_where_little_was_learnt_of_steps_so_close_to_it(seed: int, 
     scenario = replace(random_scenario(seed, 1200.0), seconds=seconds)
     verdict = judged(simulated(scenario, Governed(MOST_DRAFTS)))
     assert verdict.power_share is not None and verdict.power_share < 1.03
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("name", ["orin-nano-8", "agx-orin-64"])
+def test_air_that_warms_within_a_moment_is_not_waited_for(name: str, seed: int) -> None:
+    """By 15 C, around a heat sink so small that it warms faster than the estimate of the air follows."""
+    limit_c, air_c, warms_s = 60.0, 25.0, 60.0
+    plant = Plant(small_plant(board_named(name), air_c), seed)
+    pilot, limits = Governed(MOST_DRAFTS), Limits(temperature_c=limit_c)
+    busy_s, steps, course = 0.0, 0, list[tuple[float, float]]()
+
+    def look() -> None:
+        activity = Activity(busy_s, 3 * steps, 2 * steps, 2 * steps, steps, waiting=True)
+        pilot.hear(plant.sample(), limits, activity, plant.time_s)
+        course.append((plant.time_s, plant.die_c))
+
+    while plant.time_s < 1.7 * warms_s:
+        if plant.time_s > warms_s:
+            plant.parameters = at_ambient(plant.parameters, air_c + 15.0)
+        if pilot.budget.run:
+            cost = plant.step(2)
+            busy_s, steps, ended_s = busy_s + cost.seconds, steps + 1, plant.time_s
+            pilot.took(took := Took(2, 1, cost))
+            look()
+            while (left_s := ended_s + pilot.wait_s(took) - plant.time_s) > 1e-6:
+                plant.rest(min(left_s, 0.1))
+                look()
+        else:
+            plant.rest(0.1)
+            look()
+    assert max(celsius for _, celsius in course) < limit_c + 0.5
+    assert longest_over_s(course, limit_c) < 2.0
+    assert steps > 200
 
 
 def test_a_temperature_is_held_at_its_limit_and_not_far_below() -> None:
