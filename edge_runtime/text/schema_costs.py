@@ -2,9 +2,9 @@
 Knows no grammar library.
 
 It intersects all patterns that hold at one place, and the states of that are the product of theirs: six of 70 letters
-took more than 4 GB and had no end (llguidance 1.9). ``multipleOf`` is a machine of as many states as the number, anew at
-each place. Members that may be left out are compared each with each. And an integer that is at most -2^63 + 1 makes it
-recurse without an end, and the process ends with it.
+took more than 4 GB and had no end (llguidance 1.9). ``multipleOf`` is a machine of as many states as the number, anew
+at each place. Members that may be left out are compared each with each. And an integer that is at most -2^63 + 1 makes
+it recurse without an end, and the process ends with it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,12 @@ class _Cost(NamedTuple):
         )
 
     def or_else(self, other: _Cost) -> _Cost:
-        return _Cost(*map(max, self, other))
+        return _Cost(
+            max(self.patterns, other.patterns),
+            max(self.letters, other.letters),
+            max(self.multiple, other.multiple),
+            max(self.optional, other.optional),
+        )
 
 
 def check_costs(parts: Parts) -> None:
