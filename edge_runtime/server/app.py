@@ -97,8 +97,9 @@ class _Api:
         """JSON, templates, tokenizers and grammars may take long for long texts: not on the loop that streams to
         others."""
         body = await self._body(request)
-        client = peer_of(request.scope).uid
-        asker = Asker(client, self._service.clock(), self._service.config.isolation.keeps_apart(client))
+        client, config = peer_of(request.scope).uid, self._service.config
+        private, may_lead = config.isolation.keeps_apart(client), config.limits.may_lead(client)
+        asker = Asker(client, self._service.clock(), private, may_lead)
         return await asyncio.to_thread(prepare, body, asker)
 
     def _chat(self, body: bytes, asker: Asker) -> Answering:

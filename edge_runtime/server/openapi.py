@@ -75,7 +75,7 @@ _NAME = {"name": "name", "in": "path", "required": True, "schema": {"type": "str
 def description() -> dict[str, Any]:
     _, components = msgspec.json.schema_components(_KINDS, ref_template="#/components/schemas/{name}")
     components["CompletionRequest"]["properties"]["prompt"] = {"anyOf": _PROMPTS}
-    answering = (404, 429, 499, 504)
+    answering = (403, 404, 429, 499, 504)
     return {
         "openapi": "3.1.0",
         "info": {"title": "edge-runtime", "version": __version__},
