@@ -1,5 +1,8 @@
 """An OpenAPI 3.1 description, made from the types that requests are read with and those of ``answer_types``. Knows no
-service."""
+service.
+
+HEAD is not described, though every path that takes GET takes it: HTTP says already that it is GET without a body.
+"""
 
 from __future__ import annotations
 
