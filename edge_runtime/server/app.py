@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +22,7 @@ from .chat import ChatForm
 from .completions import CompletionForm, completion_requests, encoded
 from .connection import peer_of
 from .conversation import chat_prompt, chat_requests, tools_of
+from .intake import Intake, Visit
 from .metrics import Metrics
 from .openapi import description
 from .problems import INTERNAL, Problem, Refusal
@@ -83,6 +83,7 @@ class _Api:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._metrics = Metrics(service)
+        self._intake = Intake(service.config.server.max_body_bytes)
 
     async def chat(self, request: Request) -> Any:
         return await self._prepared(request, self._chat)
@@ -94,13 +95,13 @@ class _Api:
         return await self._prepared(request, self._tokenize)
 
     async def _prepared(self, request: Request, prepare: Callable[[bytes, Asker], T]) -> T:
-        """JSON, templates, tokenizers and grammars may take long for long texts: not on the loop that streams to
-        others."""
-        body = await self._body(request)
+        """Not on the loop that streams to others."""
         client, config = peer_of(request.scope).uid, self._service.config
-        private, may_lead = config.isolation.keeps_apart(client), config.limits.may_lead(client)
-        asker = Asker(client, self._service.clock(), private, may_lead)
-        return await asyncio.to_thread(prepare, body, asker)
+        with self._intake.visit(client) as visit:
+            body = await self._body(request, visit)
+            private, may_lead = config.isolation.keeps_apart(client), config.limits.may_lead(client)
+            asker = Asker(client, self._service.clock(), private, may_lead)
+            return await visit.prepare(lambda: prepare(body, asker), request.is_disconnected)
 
     def _chat(self, body: bytes, asker: Asker) -> Answering:
         asked = parse(ChatRequest, body)
@@ -159,7 +160,8 @@ class _Api:
         if peer.uid not in (0, os.getuid()):
             who = "TCP has no peer credentials" if peer.uid < 0 else f"uid {peer.uid} is neither root nor the daemon's"
             raise Refusal(403, "not_allowed", f"only root and the daemon's own user may swap the bundle: {who}")
-        asked = parse(BundleRequest, await self._body(request))
+        with self._intake.visit(peer.uid) as visit:
+            asked = parse(BundleRequest, await self._body(request, visit))
         if self._service.swap is None:
             raise Refusal(404, "not_configured", "this daemon cannot swap its bundle")
         if not os.path.isabs(asked.path) or "\0" in asked.path:
@@ -167,8 +169,9 @@ class _Api:
         await self._service.swap(Path(asked.path))
         return await self.status(request)
 
-    async def _body(self, request: Request) -> bytes:
-        return await body_of(request.receive, request.headers, self._service.config.server.max_body_bytes)
+    async def _body(self, request: Request, visit: Visit) -> bytes:
+        most = self._service.config.server.max_body_bytes
+        return await body_of(request.receive, request.headers, most, visit.hold)
 
     def _ready(self, name: str | None) -> tuple[Model, Turns]:
         model, scheduler = self._service.ready()

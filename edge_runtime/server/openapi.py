@@ -36,7 +36,7 @@ _MEANINGS = {
     409: "What is asked for needs more memory than there is.",
     413: "The body is too large.",
     415: "The body is not JSON.",
-    429: "Too many requests wait.",
+    429: "Too many requests of this client wait, or too large ones.",
     431: "The headers are too large.",
     499: "The answer was given up before its end: the client left, or the daemon stopped.",
     500: "An error of the daemon or its device.",
@@ -87,8 +87,8 @@ def description() -> dict[str, Any]:
             "/v1/completions": {
                 "post": _post("complete", CompletionRequest, CompletionAnswer, answering, CompletionChunk)
             },
-            "/v1/tokenize": {"post": _post("tokenize", TokenizeRequest, TokenizeAnswer, (404,))},
-            "/v1/admin/bundle": {"post": _post("swapBundle", BundleRequest, Status, (403, 404, 409))},
+            "/v1/tokenize": {"post": _post("tokenize", TokenizeRequest, TokenizeAnswer, (404, 429))},
+            "/v1/admin/bundle": {"post": _post("swapBundle", BundleRequest, Status, (403, 404, 409, 429))},
             "/v1/models": {"get": _get("listModels", ModelList)},
             "/v1/models/{name}": {"get": {**_get("showModel", ModelCard, (404,)), "parameters": [_NAME]}},
             "/v1/status": {"get": _get("status", Status)},

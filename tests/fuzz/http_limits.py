@@ -183,6 +183,29 @@ def bodies(one: Attacked) -> tuple[int, str]:
     return len(found), _statuses(found)
 
 
+def half_bodies(one: Attacked) -> tuple[int, str]:
+    """As large as they may be but for the last byte, on many connections: kept in memory only as far as one may."""
+    large = 4 * MB
+    head = request("POST", CHAT, content_type="application/json", content_length=str(large))
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(one.run.connect()) for _ in range(200)]
+        for connection in held:
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(head + b" " * (large - 1))
+        found = [int(until_closed(connection).split()[1]) for connection in held]
+    assert set(found) == {408, 429} and found.count(408) <= 16, _statuses(found)
+    return len(found), _statuses(found)
+
+
+def left_behind(one: Attacked) -> tuple[int, str]:
+    """What is costly to prepare, and nobody waits for."""
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "integer", "multipleOf": 99_991}}}
+    for _ in range(200):
+        with one.run.connect() as connection:
+            connection.sendall(asked(CHAT, chat(max_tokens=1, response_format=wanted)))
+    return 201, f"a chat behind them: {one.serves():.2f} s"
+
+
 def small_chunks(one: Attacked) -> tuple[int, str]:
     """A body of one byte a chunk; others are served meanwhile."""
     head = request("POST", CHAT, content_type="application/json", transfer_encoding="chunked", connection="close")
@@ -337,6 +360,8 @@ ATTACKS: dict[str, Attack] = {
     "pipelined requests": pipelined,
     "giant headers": headers,
     "bodies of 100 MB": bodies,
+    "half a body on 200 connections": half_bodies,
+    "costly ones whose clients leave": left_behind,
     "chunks of a byte": small_chunks,
     "JSON of 100,000 levels": deep_json,
     "large requests": large_requests,

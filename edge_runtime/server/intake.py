@@ -1,0 +1,86 @@
+"""Requests from their first byte to the scheduler: what one client may have on the way. Knows no HTTP and no request.
+
+A body is held until a request was made of it, and that may take seconds of a core: JSON, templates, tokenizers,
+grammars. So a client's bodies together are bounded, and its requests are prepared two at a time, in threads that the
+daemon itself does not need: it waits for its own, and others do not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from ..errors import QueueFull
+from .reading import ClientLeft
+
+T = TypeVar("T")
+
+MOST_BODIES = 16
+"""As large as one may be, that one client may have here at once."""
+_AT_ONCE = 2
+"""Requests of one client that are prepared at the same time."""
+_THREADS = 8
+
+
+@dataclass(eq=False)
+class Share:
+    """Of one client."""
+
+    client: int
+    most_bytes: int
+    threads: ThreadPoolExecutor
+    visits: int = 0
+    held_bytes: int = 0
+    turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_AT_ONCE))
+
+
+class Visit:
+    """One request's. Of the event loop's thread."""
+
+    def __init__(self, share: Share) -> None:
+        self._share, self._bytes = share, 0
+
+    def hold(self, size: int) -> None:
+        """So many bytes more of its body are kept from now on. Raises ``QueueFull``."""
+        share = self._share
+        if share.held_bytes + size > share.most_bytes:
+            raise QueueFull(
+                f"client {share.client} has {share.held_bytes} bytes of requests that are not answered yet, of at most "
+                f"{share.most_bytes}"
+            )
+        self._bytes += size
+        share.held_bytes += size
+
+    async def prepare(self, work: Callable[[], T], left: Callable[[], Awaitable[bool]]) -> T:
+        """What ``work`` makes in a thread, once it is its turn. Raises ``ClientLeft`` where the client has by then."""
+        async with self._share.turn:
+            if await left():
+                raise ClientLeft
+            return await asyncio.get_running_loop().run_in_executor(self._share.threads, work)
+
+    def leave(self) -> None:
+        self._share.held_bytes -= self._bytes
+
+
+class Intake:
+    def __init__(self, most_body_bytes: int) -> None:
+        self._most_bytes = MOST_BODIES * most_body_bytes
+        self._shares: dict[int, Share] = {}
+        self._threads = ThreadPoolExecutor(_THREADS, "edge-preparing")
+
+    @contextmanager
+    def visit(self, client: int) -> Iterator[Visit]:
+        share = self._shares.setdefault(client, Share(client, self._most_bytes, self._threads))
+        share.visits += 1
+        visit = Visit(share)
+        try:
+            yield visit
+        finally:
+            visit.leave()
+            share.visits -= 1
+            if not share.visits:
+                del self._shares[client]

@@ -1,0 +1,99 @@
+"""What one client has on the way to the scheduler costs no other: bodies are bounded, and so is their preparation."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scheduling import until
+from server_runs import CHAT, Puppet, Running, chat, parsed, post, read_all, request, running, say, tiny_model
+
+from edge_runtime.config import ServerConfig
+from edge_runtime.server.connection import Peer
+from edge_runtime.server.intake import MOST_BODIES
+
+LARGE = 2000
+"""Bytes: the most of a body, of this daemon."""
+
+
+@pytest.fixture
+def uids(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of who connects next; the last one stays."""
+    given: list[int] = []
+    monkeypatch.setattr(
+        "edge_runtime.server.connection._peer",
+        lambda transport: Peer(given.pop(0) if len(given) > 1 else given[0], None),
+    )
+    return given
+
+
+@pytest.fixture
+def puppet() -> Puppet:
+    return Puppet(answer=lambda asked, sink: say(sink, "ok"))
+
+
+@pytest.fixture
+def run(tmp_path: Path, puppet: Puppet) -> Iterator[Running]:
+    with running(tiny_model(tmp_path), puppet, tmp_path, ServerConfig(max_body_bytes=LARGE)) as found:
+        yield found
+
+
+class Slow:
+    """A template that takes its time over a conversation that says so."""
+
+    def __init__(self, plain: Any) -> None:
+        self.plain, self.go_on = plain, threading.Event()
+        self.begun = 0
+
+    def encode(self, tokenizer: Any, said: Any, **more: Any) -> Any:
+        if said[0].content == "slow":
+            self.begun += 1
+            assert self.go_on.wait(60)
+        return self.plain.encode(tokenizer, said, **more)
+
+
+def test_one_clients_bodies_are_bounded_together(run: Running, uids: list[int]) -> None:
+    """Begun, and never sent to their end."""
+    uids += [1] * 40 + [2, 1]
+    head = request("POST", CHAT, content_type="application/json", content_length=str(LARGE), connection="close")
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(run.connect()) for _ in range(40)]
+        for connection in held:
+            connection.sendall(head + b" " * (LARGE - 1))
+        statuses: list[int] = []
+        for connection in held[MOST_BODIES + 1 :]:
+            connection.shutdown(1)
+            status, _, body = parsed(read_all(connection))
+            statuses.append(status)
+            assert body["error"]["code"] == "queue_full" and "client 1 has" in body["error"]["message"]
+        assert set(statuses) == {429}
+        assert run.ask("POST", CHAT, chat())[0] == 200  # uid 2
+    until(lambda: run.ask("POST", CHAT, chat(metadata={"x": "y" * 200}))[0] == 200)  # uid 1 again
+
+
+def test_nobody_waits_for_what_others_have_prepared(run: Running, uids: list[int], puppet: Puppet) -> None:
+    model = run.service.standing.model
+    assert model is not None
+    slow = Slow(model.template)
+    run.service.standing = replace(run.service.standing, model=replace(model, template=slow))  # type: ignore[arg-type]
+    uids += [1] * 30 + [2]
+    with contextlib.ExitStack() as stack:
+        waiting = [stack.enter_context(run.connect()) for _ in range(30)]
+        for connection in waiting:
+            connection.sendall(post(CHAT, chat("slow"), connection="close"))
+        until(lambda: slow.begun == 2)
+        assert run.ask("POST", CHAT, chat("quick"))[0] == 200
+        assert slow.begun == 2
+        for connection in waiting[10:]:
+            connection.close()
+        slow.go_on.set()
+        for connection in waiting[:10]:
+            assert parsed(read_all(connection))[0] == 200
+    # Of those that left nothing more is made, but for what had begun.
+    assert run.ask("POST", CHAT, chat("quick"))[0] == 200
+    assert 10 <= slow.begun <= 12
