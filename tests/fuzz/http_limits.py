@@ -193,7 +193,7 @@ def half_bodies(one: Attacked) -> tuple[int, str]:
             with contextlib.suppress(ConnectionError):
                 connection.sendall(head + b" " * (large - 1))
         found = [int(until_closed(connection).split()[1]) for connection in held]
-    assert set(found) == {408, 429} and found.count(408) <= 16, _statuses(found)
+    assert set(found) == {408, 429} and one.taken().peak_mb < 300, (_statuses(found), one.taken())
     return len(found), _statuses(found)
 
 
