@@ -1,7 +1,7 @@
 """``python -m tests.fuzz.http_surface all --minutes 10``: attacks on the HTTP surface of a daemon over the fake engine.
 
 ``limits``: everything too much, once. ``chats``: odd chats and hostile schemas. ``described``: schemathesis from the
-daemon's own description (``pip install '.[fuzz-http]'``). Ends at the first finding, with exit code 1 and what repeats
+daemon's own description (``make attack`` installs it apart). Ends at the first finding, with exit code 1 and what repeats
 it.
 """
 
