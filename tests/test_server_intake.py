@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import select
+import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -74,6 +76,32 @@ def test_one_clients_bodies_are_bounded_together(run: Running, uids: list[int]) 
         assert set(statuses) == {429}
         assert run.ask("POST", CHAT, chat())[0] == 200  # uid 2
     until(lambda: run.ask("POST", CHAT, chat(metadata={"x": "y" * 200}))[0] == 200)  # uid 1 again
+
+
+def test_who_waits_for_his_own_does_not_hold_all_connections(tmp_path: Path, uids: list[int], puppet: Puppet) -> None:
+    model = tiny_model(tmp_path)
+    slow = Slow(model.template)
+    uids += [1] * 20 + [2]
+    with (
+        running(replace(model, template=slow), puppet, tmp_path, ServerConfig(max_connections=20)) as run,  # type: ignore[arg-type]
+        contextlib.ExitStack() as stack,
+    ):
+        waiting = [stack.enter_context(run.connect()) for _ in range(20)]
+        for connection in waiting:
+            connection.sendall(post(CHAT, chat("slow")))
+        until(lambda: slow.begun == 2)
+        until(lambda: len(select.select(waiting, [], [], 0)[0]) == 10)  # refused; the others wait
+        assert run.ask("POST", CHAT, chat("quick"))[0] == 200
+        slow.go_on.set()
+        begins = [_first_of(connection) for connection in waiting]
+    assert begins.count(b"HTTP/1.1 200") == 10 and begins.count(b"HTTP/1.1 429") >= 9  # one gave way, read or not
+
+
+def _first_of(connection: socket.socket) -> bytes:
+    try:
+        return connection.recv(12)
+    except ConnectionError:
+        return b""
 
 
 def test_nobody_waits_for_what_others_have_prepared(run: Running, uids: list[int], puppet: Puppet) -> None:

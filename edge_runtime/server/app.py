@@ -33,6 +33,8 @@ from .status import status_of
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _NOBODY_READS = 499
+_BURST = 4
+"""Requests of one client that may come at once, by those that may wait."""
 
 T = TypeVar("T")
 
@@ -101,7 +103,9 @@ class _Api:
             body = await self._body(request, visit)
             private, may_lead = config.isolation.keeps_apart(client), config.limits.may_lead(client)
             asker = Asker(client, self._service.clock(), private, may_lead)
-            return await visit.prepare(lambda: prepare(body, asker), request.is_disconnected)
+            # A burst that the queue would take is taken; and of the connections some are left for others.
+            most = min(_BURST * config.limits.queue_per_client, max(1, config.server.max_connections // 2))
+            return await visit.prepare(most, lambda: prepare(body, asker), request.is_disconnected)
 
     def _chat(self, body: bytes, asker: Asker) -> Answering:
         asked = parse(ChatRequest, body)

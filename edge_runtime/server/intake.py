@@ -35,6 +35,8 @@ class Share:
     threads: ThreadPoolExecutor
     visits: int = 0
     held_bytes: int = 0
+    waiting: int = 0
+    """Requests that are whole and not prepared."""
     turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_AT_ONCE))
 
 
@@ -55,12 +57,20 @@ class Visit:
         self._bytes += size
         share.held_bytes += size
 
-    async def prepare(self, work: Callable[[], T], left: Callable[[], Awaitable[bool]]) -> T:
-        """What ``work`` makes in a thread, once it is its turn. Raises ``ClientLeft`` where the client has by then."""
-        async with self._share.turn:
-            if await left():
-                raise ClientLeft
-            return await asyncio.get_running_loop().run_in_executor(self._share.threads, work)
+    async def prepare(self, most: int, work: Callable[[], T], left: Callable[[], Awaitable[bool]]) -> T:
+        """What ``work`` makes in a thread, once it is its turn. Raises ``QueueFull`` where ``most`` of this client's
+        are waited for already, and ``ClientLeft`` where it went away by then."""
+        share = self._share
+        if share.waiting >= most:
+            raise QueueFull(f"client {share.client} has {share.waiting} requests that are being read of at most {most}")
+        share.waiting += 1
+        try:
+            async with share.turn:
+                if await left():
+                    raise ClientLeft
+                return await asyncio.get_running_loop().run_in_executor(share.threads, work)
+        finally:
+            share.waiting -= 1
 
     def leave(self) -> None:
         self._share.held_bytes -= self._bytes
