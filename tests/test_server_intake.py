@@ -125,3 +125,29 @@ def test_nobody_waits_for_what_others_have_prepared(run: Running, uids: list[int
     # Of those that left nothing more is made, but for what had begun.
     assert run.ask("POST", CHAT, chat("quick"))[0] == 200
     assert 10 <= slow.begun <= 12
+
+
+def test_who_leaves_no_longer_waits(run: Running, uids: list[int]) -> None:
+    model = run.service.standing.model
+    assert model is not None
+    slow = Slow(model.template)
+    run.service.standing = replace(run.service.standing, model=replace(model, template=slow))  # type: ignore[arg-type]
+    uids += [1]
+    with contextlib.ExitStack() as stack:
+        for _ in range(2):
+            stack.enter_context(run.connect()).sendall(post(CHAT, chat("slow"), connection="close"))
+        until(lambda: slow.begun == 2)
+        for _ in range(200):
+            with run.connect() as connection:
+                connection.sendall(post(CHAT, chat("slow"), connection="close"))
+        # It waits as well, once the daemon has seen the others leave.
+        until(lambda: not select.select([asked(run, stack)], [], [], 0.2)[0])
+        slow.go_on.set()
+        assert run.ask("POST", CHAT, chat("quick"))[0] == 200
+    assert slow.begun < 20
+
+
+def asked(run: Running, stack: contextlib.ExitStack) -> socket.socket:
+    connection = stack.enter_context(run.connect())
+    connection.sendall(post(CHAT, chat("quick"), connection="close"))
+    return connection

@@ -105,7 +105,7 @@ class _Api:
             asker = Asker(client, self._service.clock(), private, may_lead)
             # A burst that the queue would take is taken; and of the connections some are left for others.
             most = min(_BURST * config.limits.queue_per_client, max(1, config.server.max_connections // 2))
-            return await visit.prepare(most, lambda: prepare(body, asker), request.is_disconnected)
+            return await visit.prepare(most, lambda: prepare(body, asker), request.receive)
 
     def _chat(self, body: bytes, asker: Asker) -> Answering:
         asked = parse(ChatRequest, body)

@@ -8,14 +8,14 @@ daemon itself does not need: it waits for its own, and others do not.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from ..errors import QueueFull
-from .reading import ClientLeft
+from .reading import ClientLeft, Receive, until_left
 
 T = TypeVar("T")
 
@@ -57,18 +57,19 @@ class Visit:
         self._bytes += size
         share.held_bytes += size
 
-    async def prepare(self, most: int, work: Callable[[], T], left: Callable[[], Awaitable[bool]]) -> T:
+    async def prepare(self, most: int, work: Callable[[], T], receive: Receive) -> T:
         """What ``work`` makes in a thread, once it is its turn. Raises ``QueueFull`` where ``most`` of this client's
-        are waited for already, and ``ClientLeft`` where it went away by then."""
+        are waited for already, and ``ClientLeft`` as soon as it goes away before that."""
         share = self._share
         if share.waiting >= most:
             raise QueueFull(f"client {share.client} has {share.waiting} requests that are being read of at most {most}")
         share.waiting += 1
         try:
-            async with share.turn:
-                if await left():
-                    raise ClientLeft
+            await _take(share.turn, receive)
+            try:
                 return await asyncio.get_running_loop().run_in_executor(share.threads, work)
+            finally:
+                share.turn.release()
         finally:
             share.waiting -= 1
 
@@ -94,3 +95,23 @@ class Intake:
             share.visits -= 1
             if not share.visits:
                 del self._shares[client]
+
+
+async def _take(turn: asyncio.Semaphore, receive: Receive) -> None:
+    """Raises ``ClientLeft``; the turn is then not taken."""
+    if not turn.locked():
+        await turn.acquire()
+        return
+    taken, left = asyncio.ensure_future(turn.acquire()), asyncio.ensure_future(until_left(receive))
+    try:
+        await asyncio.wait({taken, left}, return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        if taken.done():
+            turn.release()
+        raise
+    finally:
+        is_ours = taken.done()
+        taken.cancel()
+        left.cancel()
+    if not is_ours:
+        raise ClientLeft

@@ -61,6 +61,12 @@ async def body_of(receive: Receive, headers: Headers, most: int, hold: Callable[
     return b"".join(parts)
 
 
+async def until_left(receive: Receive) -> None:
+    """Returns when the client went away."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
 async def _chunks(receive: Receive) -> AsyncIterator[bytes]:
     while True:
         message = await receive()
