@@ -295,9 +295,8 @@ def unicode(one: Attacked) -> tuple[int, str]:
             expect(one, 400, request("POST", COMPLETIONS, b'{"prompt":"' + broken + b'"}', connection="close"))
         )
     text = json.dumps(chat("\U0001f600é", max_tokens=2), ensure_ascii=False).encode()
-    data = request("POST", CHAT, text, connection="close")
     with one.run.connect() as connection:
-        for byte in data:
+        for byte in request("POST", CHAT, text, connection="close"):
             connection.sendall(bytes([byte]))
         found.append(parsed(read_all(connection))[0])
     assert found[-1] == 200
