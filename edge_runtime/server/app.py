@@ -22,7 +22,7 @@ from .chat import ChatForm
 from .completions import CompletionForm, completion_requests, encoded
 from .connection import peer_of
 from .conversation import chat_prompt, chat_requests, tools_of
-from .intake import Intake, Visit
+from .intake import AT_ONCE, Intake, Visit
 from .metrics import Metrics
 from .openapi import description
 from .problems import INTERNAL, Problem, Refusal
@@ -104,7 +104,7 @@ class _Api:
             private, may_lead = config.isolation.keeps_apart(client), config.limits.may_lead(client)
             asker = Asker(client, self._service.clock(), private, may_lead)
             # A burst that the queue would take is taken; and of the connections some are left for others.
-            most = min(_BURST * config.limits.queue_per_client, max(1, config.server.max_connections // 2))
+            most = max(AT_ONCE, min(_BURST * config.limits.queue_per_client, config.server.max_connections // 2))
             return await visit.prepare(most, lambda: prepare(body, asker), request.receive)
 
     def _chat(self, body: bytes, asker: Asker) -> Answering:

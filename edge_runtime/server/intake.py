@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 MOST_BODIES = 16
 """As large as one may be, that one client may have here at once."""
-_AT_ONCE = 2
+AT_ONCE = 2
 """Requests of one client that are prepared at the same time."""
 _THREADS = 8
 
@@ -37,7 +37,7 @@ class Share:
     held_bytes: int = 0
     waiting: int = 0
     """Requests that are whole and not prepared."""
-    turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_AT_ONCE))
+    turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
 
 
 class Visit:
