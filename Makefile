@@ -1,11 +1,12 @@
 # Everything runs from .venv, which the targets make as needed. A stamp says what is installed in it, so a second
-# run installs nothing. Override with PYTHON=python3.12, VENV=path, BUNDLE=path, PEERS=path, INPUTS=n.
+# run installs nothing. Override with PYTHON=python3.12, VENV=path, BUNDLE=path, PEERS=path, INPUTS=n, MINUTES=n.
 
 PYTHON ?= python3
 VENV   ?= .venv
 BUNDLE ?= bundles/gemma-3-270m
 PEERS  ?= bench-envs
 INPUTS ?= 20000
+MINUTES ?= 10
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
@@ -74,6 +75,10 @@ rivals: peers ## measure whole answers of ours and of these programs, side by si
 fuzz: $(VENV)/.fuzz-stamp ## fuzz every reader of files, INPUTS of each
 	@$(BIN)/python -m tests.fuzz all --inputs $(INPUTS)
 
+.PHONY: attack
+attack: $(VENV)/.test-stamp $(VENV)/.attack-stamp ## attack a daemon over HTTP: limits, then odd chats and schemathesis, MINUTES of each
+	@PATH="$(abspath $(VENV)/http/bin):$$PATH" $(BIN)/python -m tests.fuzz.http_surface all --minutes $(MINUTES)
+
 .PHONY: sbom
 sbom: $(VENV)/.sbom-stamp ## list the parts of the demo and of each image, in CycloneDX
 	@$(BIN)/python tools/sbom.py build/sbom
@@ -133,6 +138,12 @@ $(VENV)/.fuzz-stamp: pyproject.toml $(LOCKS) $(STALE)
 	@echo "installing for the fuzzers: atheris"
 	@$(PINS)
 	@$(BESIDE) -e '.[fuzz]'
+	@touch $@
+
+$(VENV)/.attack-stamp: pyproject.toml $(STALE)
+	@echo "installing schemathesis, apart: in the tests' environment it would be a plugin of theirs"
+	@$(BIN)/python -m venv --clear --without-pip $(VENV)/http
+	@$(PIP) --python $(VENV)/http/bin/python install -qq -e '.[fuzz-http]'
 	@touch $@
 
 $(VENV)/.bench-stamp: pyproject.toml $(LOCKS) $(STALE)

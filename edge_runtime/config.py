@@ -94,6 +94,13 @@ class LimitsConfig:
     running_per_client: int | None = None
     max_tokens: int | None = None
     deadline_s: float | None = None
+    priority_users: tuple[int | str, ...] = ()
+    """Uids or names that may ask to be served ahead of others (``priority`` below 0), beside root and the daemon's own
+    user; uids alone once it was read."""
+
+    def may_lead(self, client: int) -> bool:
+        """``client``: uid, or below 0."""
+        return client in (0, os.getuid(), *self.priority_users)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +199,12 @@ def read_config(path: Path, overrides: Overrides = Overrides()) -> Config:
     if config.engine.engines is not None:
         config = replace(config, engine=replace(config.engine, engines=_tidy(str(place / config.engine.engines))))
     _check(config, f"config {path}")
-    users = tuple(_uid(one, f"config {path}") for one in config.isolation.private_users)
-    return replace(config, isolation=replace(config.isolation, private_users=users))
+    private, first = config.isolation.private_users, config.limits.priority_users
+    return replace(
+        config,
+        isolation=replace(config.isolation, private_users=_uids(private, f"config {path}: isolation.private_users")),
+        limits=replace(config.limits, priority_users=_uids(first, f"config {path}: limits.priority_users")),
+    )
 
 
 def _check(config: Config, where: str) -> None:
@@ -240,9 +251,12 @@ def _check_ranges(ranges: dict[str, tuple[float | None, float, float]], where: s
             raise ConfigError(f"{where}: {name} must be from {_shown(low)} to {_shown(high)}, not {_given(value)}")
 
 
-def _uid(user: int | str, where: str) -> int:
+def _uids(users: tuple[int | str, ...], key: str) -> tuple[int, ...]:
+    return tuple(_uid(user, key) for user in users)
+
+
+def _uid(user: int | str, key: str) -> int:
     """Raises ``ConfigError``."""
-    key = f"{where}: isolation.private_users"
     if isinstance(user, int):
         if not 0 <= user < _LARGEST_UID:
             raise ConfigError(f"{key}: a uid is from 0 to {_LARGEST_UID - 1}, not {_given(user)}")

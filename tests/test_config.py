@@ -54,7 +54,7 @@ engine: {context: 100, sessions: 2, threads: 3, deterministic: true, head: full,
          engines: /e, cuda_graphs: captured, cpu_fallback: true}
 server: {socket: /s, mode: "0600", group: g, tcp: "[::1]:80", max_body_bytes: 1024, max_header_bytes: 2048,
          max_connections: 5, read_timeout_s: 1, write_timeout_s: 2.5}
-limits: {queue: 1, queue_per_client: 2, running_per_client: 3, max_tokens: 4, deadline_s: 5}
+limits: {queue: 1, queue_per_client: 2, running_per_client: 3, max_tokens: 4, deadline_s: 5, priority_users: [8, root]}
 budget: {memory_gb: 1.5, reserve_gb: 0.25, power_mw: 15000, temperature_c: 80, stale_s: 2, blind_draft_tokens: 1,
          blind_duty: 0.25, telemetry: replay, interval_s: 0.1, recording: /r}
 isolation: {prefixes: private, private_users: [7, root]}
@@ -64,7 +64,7 @@ drain_s: 0
                           "captured", True)  # fmt: skip
     server = ServerConfig("/s", "0600", "g", "[::1]:80", 1024, 2048, 5, 1.0, 2.5)
     budget = BudgetConfig(1.5, 0.25, 15000, 80.0, 2.0, 1, 0.25, "replay", 0.1, "/r")
-    limits = LimitsConfig(1, 2, 3, 4, 5.0)
+    limits = LimitsConfig(1, 2, 3, 4, 5.0, (8, 0))
     isolation = IsolationConfig("private", (7, 0))
     assert read_config(written(tmp_path, text)) == Config("/b", engine, server, limits, 0.0, budget, isolation)
     assert (budget.memory_bytes, budget.reserve_bytes) == (1_500_000_000, 250_000_000)
@@ -75,6 +75,12 @@ def test_who_is_kept_apart() -> None:
     assert not any(IsolationConfig().keeps_apart(client) for client in (-1, 0, 7))
     assert all(IsolationConfig("private").keeps_apart(client) for client in (-1, 0, 7))
     assert [IsolationConfig(private_users=(7,)).keeps_apart(client) for client in (-1, 0, 7)] == [False, False, True]
+
+
+def test_who_may_be_ahead_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.getuid", lambda: 50)
+    assert [client for client in (-1, 0, 1, 7, 50) if LimitsConfig().may_lead(client)] == [0, 50]
+    assert [client for client in (-1, 0, 1, 7, 50) if LimitsConfig(priority_users=(7,)).may_lead(client)] == [0, 7, 50]
 
 
 def test_paths_are_relative_to_the_file_and_overrides_to_where_one_stands(
@@ -160,6 +166,7 @@ def test_a_path_through_a_link_leads_where_the_system_says(tmp_path: Path) -> No
         ("bundle: b\nisolation: {private_users: [nosuchuser]}\n", "no user 'nosuchuser' on this machine"),
         ('bundle: b\nisolation: {private_users: ["\\0"]}\n', "isolation.private_users: no user"),
         ("bundle: b\nisolation: {private_users: ada}\n", "isolation.private_users: expected array, got str"),
+        ("bundle: b\nlimits: {priority_users: [nosuchuser]}\n", "limits.priority_users: no user 'nosuchuser' on this"),
         ("bundle: b\nbudget: {memory: 3}\n", "unknown key 'memory' (did you mean 'memory_gb'?)"),
         ("bundle: b\nbudget: {memory_gb: 0}\n", "budget.memory_gb must be from 0.1 to 1024, not 0"),
         ("bundle: b\nbudget: {memory_gb: .nan}\n", "budget.memory_gb must be"),
@@ -249,12 +256,13 @@ def test_the_desktop_file_shows_every_key_with_its_default() -> None:
     said = yaml.safe_load("\n".join(keys))
     assert set(said) == set(Config.__dataclass_fields__)
     for section, cls in (("engine", EngineConfig), ("server", ServerConfig), ("limits", LimitsConfig),
-                         ("budget", BudgetConfig)):  # fmt: skip
+                         ("budget", BudgetConfig), ("isolation", IsolationConfig)):  # fmt: skip
         assert set(said[section]) == set(cls.__dataclass_fields__)
         for key, value in said[section].items():
             default = getattr(cls(), key)
-            assert value == default or default is None or key == "socket", key
+            has_none = default is None or default == ()
+            assert value == default or has_none or key == "socket", key
             # An example is not to be taken for what happens without the line.
             (line,) = (line for line in text.splitlines() if re.match(rf"  (# )?{key}:", line))
-            assert ("default: " in line) == (default is None), key
+            assert ("default: " in line) == has_none, key
     assert said["drain_s"] == Config("b").drain_s

@@ -20,7 +20,7 @@ from scheduling import until
 from server_runs import CHAT, COMPLETIONS, Running, chat, listening, tiny_model
 from test_systemd import settings
 
-from edge_runtime.config import Config, IsolationConfig, ServerConfig
+from edge_runtime.config import Config, IsolationConfig, LimitsConfig, ServerConfig
 from edge_runtime.reuse import BLOCK
 from edge_runtime.scheduler.request import Limits
 from edge_runtime.scheduler.scheduler import Scheduler
@@ -214,6 +214,25 @@ def test_limits_are_by_user_however_he_connects_and_whoever_he_says_he_is(model:
         assert (seen.waiting, seen.refused) == (3 + 3, 6 + 4)
         scheduler.close()
         assert first.statuses().count(429) == 6 and second.statuses().count(429) == 1
+
+
+def test_who_is_not_named_is_not_ahead_of_others(everybody: Path) -> None:
+    """Root is, and who steps back may."""
+    model = tiny_model(everybody.parent)
+    scheduler = Scheduler(model.served, Limits())
+    scheduler.start()
+    service = serving(model, scheduler, everybody)
+    wishes = [asks(COMPLETIONS, {"prompt": "x", "max_tokens": 1, "priority": wish}) for wish in (-2, -1, 0, 2)]
+    with listening(service, str(everybody)) as run:
+        everybody.chmod(0o666)
+        assert run.ask("POST", CHAT, chat(priority=-2, max_tokens=1))[0] == 200
+        told = visit(run.path, *wishes).told()
+        assert [one.split()[1] for one in told] == ["403", "403", "200", "200"]
+        assert "limits.priority_users" in told[0] and f"uid {OUTSIDER}" in told[0] and '"param":"priority"' in told[0]
+        service.config = replace(service.config, limits=LimitsConfig(priority_users=(OUTSIDER,)))
+        assert set(visit(run.path, *wishes).statuses()) == {200}
+        assert 403 in visit(run.path, *wishes, uid=OTHER).statuses()
+    scheduler.close()
 
 
 def test_only_root_and_the_daemons_user_swap_a_bundle(model: Model, everybody: Path) -> None:

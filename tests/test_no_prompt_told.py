@@ -30,7 +30,7 @@ from edge_runtime.engines.protocol import StepInput, StepOutput
 from edge_runtime.scheduler.request import Limits
 from edge_runtime.scheduler.scheduler import Scheduler
 from edge_runtime.scheduler.served import Served
-from edge_runtime.server.logs import OneLine
+from edge_runtime.server.logs import OneLine, log_to_stderr
 from edge_runtime.server.service import Model
 from edge_runtime.testing import FakeEngine, FakeModel
 from edge_runtime.text.chat import ChatTemplate
@@ -209,6 +209,32 @@ def test_paths_headers_and_what_is_no_http(run: Running, kept: Kept, capfd: pyte
             while connection.recv(65536):
                 pass
     assert CANARY not in told(run, kept, capfd)
+
+
+def test_no_client_fills_the_log(run: Running, capfd: pytest.CaptureFixture[str]) -> None:
+    loggers = [logging.getLogger(name) for name in ("edge_runtime", "uvicorn", "asyncio")]
+    before = [(one.handlers, one.propagate, one.level) for one in loggers]
+    log_to_stderr({})
+    try:
+        for data in (
+            b"nonsense\r\n\r\n",
+            request("GET", "/health", upgrade="websocket", connection="upgrade, close"),
+            request("GET", "/health", upgrade="h2c", connection="upgrade, close"),
+            request("GET", "/nowhere", connection="close"),
+            request("CONNECT", "x:1", connection="close"),
+            request("POST", CHAT, b"{", connection="close"),
+            request("POST", CHAT, b"{}", content_length="9"),
+        ):
+            with run.connect() as connection:
+                connection.sendall(data)
+                connection.shutdown(1)
+                while connection.recv(65536):
+                    pass
+    finally:
+        for one, (handlers, propagate, level) in zip(loggers, before, strict=True):
+            one.handlers, one.propagate = handlers, propagate
+            one.setLevel(level)
+    assert capfd.readouterr() == ("", "")
 
 
 # An ``EngineError`` is none of these: its words are the engine's own, are told, and hold nothing of a request.

@@ -233,7 +233,7 @@ def read(messages: list[dict[str, Any]], most: int = 8, **headers: str) -> bytes
         return next(left)
 
     given = {name.replace("_", "-"): value for name, value in headers.items()}
-    return asyncio.run(body_of(receive, given, most))
+    return asyncio.run(body_of(receive, given, most, lambda size: None))
 
 
 def part(body: bytes, more: bool = False) -> dict[str, Any]:

@@ -261,7 +261,8 @@ def test_tcp_is_one_client_without_rights(model: Model, puppet: Puppet, tmp_path
         host, port = tcp.getsockname()
         with listening(service, str(tmp_path / "api.sock"), tcp):
             connection = http.client.HTTPConnection(host, port, timeout=WAIT_S)
-            for path, body, expected in ((CHAT, chat(), 200), ("/v1/admin/bundle", {"path": "/x"}, 403)):
+            refused = ((CHAT, chat(priority=-1)), ("/v1/admin/bundle", {"path": "/x"}))
+            for path, body, expected in ((CHAT, chat(), 200), *((*one, 403) for one in refused)):
                 connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
                 with connection.getresponse() as response:
                     response.read()

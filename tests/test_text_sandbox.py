@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 
 import pytest
 
@@ -63,6 +64,21 @@ COSTS = {
     "format width by argument": "{{ '{:>{}}'.format(1, 999999999) }}",
     "format map": "{{ '{x:>999999999}'.format_map({'x': 1}) }}",
     "format of a time": "{{ strftime_now('%c' * 90000) }}",
+    "format again and again": "{{ ('{0}' * 90000).format('x' * 90000) | length }}",
+    "percent again and again": "{{ (('%(a)s' * 90000) % {'a': 'x' * 90000}) | length }}",
+    "join of what is made": "{{ range(90000) | map('string') | join('x' * 90000) | length }}",
+    "join method of what is made": "{{ ('x' * 90000).join(range(90000) | map('string')) | length }}",
+    "sum of lists": "{{ ([[1]] * 300000) | sum(start=[]) | length }}",
+    "tojson far in": "{{ [[1]] | tojson(indent=10 ** 9) }}",
+    "round": "{{ 3 | round(10 ** 9) }}",
+    "punycode": "{{ ('\u00fc' * 90000).encode('punycode') | length }}",
+    "striptags": "{{ ('<>' * 400000) | striptags | length }}",
+    "rfind": "{{ ('a' * 400000).rfind('b' ~ 'a' * 200000) }}",
+    "trim": "{{ ('a' * 400000) | trim('b' * 200000 ~ 'a') | length }}",
+    "division": "{% set x, y = ('f' * 200000) | int(0, 16), ('f' * 90000) | int(0, 16) %}{{ (x // y) | length }}",
+    "a loop that sifts": "{% set s = [1] * 300000 %}{% for i in range(90000) %}{% for x in s if false %}{% endfor %}"
+    "{% endfor %}",
+    "a long body": "{% for i in range(90000) %}" + "{% set x = i %}" * 3000 + "{% endfor %}",
 }  # fmt: skip
 # Each turn of a loop is cheap, and what it does to a long text is one step of Python's: gigabytes in all.
 COSTS |= {
@@ -73,6 +89,22 @@ COSTS |= {
         "s | map('upper') | list", "s | select('upper') | list", "s | sort", "s | unique | list", "s | tojson",
         "t[1:]", "t[::-1]", "s[1:]", "'y' in t", "t == t[1:]", "t < 'x' * 3", "t is upper", "t.upper()", "t.find('y')",
         "s | sum(start='')", "s | first | upper", "s | groupby(0)", "dict(a=t | upper)", "t | wordcount",
+        "'{}'.format(t)", "'{}'.format(s)", "'%s' % (s,)", "s.copy()", "s.count(t)",
+    )
+}  # fmt: skip
+# Short to write and quick to make, and endless as a text, or to whoever compares two of them.
+COSTS |= {
+    f"lists of lists: {{{{ {step} }}}}": "".join(
+        f"{{% set {name}1 = ['xx' | first] * 900 %}}"
+        + "".join(f"{{% set {name}{depth + 1} = [{name}{depth}] * 900 %}}" for depth in (1, 2, 3))
+        for name in "dh"
+    )
+    + f"{{% set d = d4 %}}{{% set h = h4 %}}{{{{ {step} }}}}"
+    for step in (
+        "d", "d ~ ''", "d | tojson | length", "d | string | length", "d | upper | length", "d | join | length",
+        "d | replace('a', 'b')", "d | indent", "'{}'.format(d)", "'%s' % d", "d == h", "d < h", "d in [h]",
+        "d4.count(h3)", "d4.index(h3)", "{'a': d}.items() | string", "{'a': d}.values() | list | string",
+        "namespace(a=d) | string", "[d, h] | sort | length", "dict(a=d) | string", "d is eq(h)",
     )
 }  # fmt: skip
 
@@ -88,8 +120,10 @@ def test_a_template_gets_nothing_of_python(name: str) -> None:
 
 @pytest.mark.parametrize("name", COSTS)
 def test_a_template_without_an_end_is_stopped(name: str) -> None:
+    begun_s = time.process_time()
     with pytest.raises(InputError, match="chat template: ") as caught:
         ChatTemplate(COSTS[name]).render(TALK)
+    assert time.process_time() - begun_s < 30.0  # of the processor; some of these would take hours
     assert len(str(caught.value).splitlines()) == 1 and len(str(caught.value)) < 300
 
 

@@ -27,7 +27,7 @@ class Options(TypedDict, total=False):
     speculative: Mapping[str, Any]
     """``{"enabled": bool, "max_draft_tokens": int, "acceptance": "lossless" | "exact" | "sampled"}``"""
     priority: int
-    """-2 to 2; lower ones are served first."""
+    """-2 to 2; lower ones are served first. Below 0 for whom the daemon lets lead (403 for others)."""
     repeat_limit: int
     timeout_ms: int
     """An answer that is not complete by then fails."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +22,7 @@ from .chat import ChatForm
 from .completions import CompletionForm, completion_requests, encoded
 from .connection import peer_of
 from .conversation import chat_prompt, chat_requests, tools_of
+from .intake import AT_ONCE, Intake, Visit
 from .metrics import Metrics
 from .openapi import description
 from .problems import INTERNAL, Problem, Refusal
@@ -33,6 +33,8 @@ from .status import status_of
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _NOBODY_READS = 499
+_BURST = 4
+"""Requests of one client that may come at once, by those that may wait."""
 
 T = TypeVar("T")
 
@@ -83,6 +85,7 @@ class _Api:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._metrics = Metrics(service)
+        self._intake = Intake(service.config.server.max_body_bytes)
 
     async def chat(self, request: Request) -> Any:
         return await self._prepared(request, self._chat)
@@ -94,12 +97,15 @@ class _Api:
         return await self._prepared(request, self._tokenize)
 
     async def _prepared(self, request: Request, prepare: Callable[[bytes, Asker], T]) -> T:
-        """JSON, templates, tokenizers and grammars may take long for long texts: not on the loop that streams to
-        others."""
-        body = await self._body(request)
-        client = peer_of(request.scope).uid
-        asker = Asker(client, self._service.clock(), self._service.config.isolation.keeps_apart(client))
-        return await asyncio.to_thread(prepare, body, asker)
+        """Not on the loop that streams to others."""
+        client, config = peer_of(request.scope).uid, self._service.config
+        with self._intake.visit(client) as visit:
+            body = await self._body(request, visit)
+            private, may_lead = config.isolation.keeps_apart(client), config.limits.may_lead(client)
+            asker = Asker(client, self._service.clock(), private, may_lead)
+            # A burst that the queue would take is taken; and of the connections some are left for others.
+            most = max(AT_ONCE, min(_BURST * config.limits.queue_per_client, config.server.max_connections // 2))
+            return await visit.prepare(most, lambda: prepare(body, asker), request.receive)
 
     def _chat(self, body: bytes, asker: Asker) -> Answering:
         asked = parse(ChatRequest, body)
@@ -158,7 +164,8 @@ class _Api:
         if peer.uid not in (0, os.getuid()):
             who = "TCP has no peer credentials" if peer.uid < 0 else f"uid {peer.uid} is neither root nor the daemon's"
             raise Refusal(403, "not_allowed", f"only root and the daemon's own user may swap the bundle: {who}")
-        asked = parse(BundleRequest, await self._body(request))
+        with self._intake.visit(peer.uid) as visit:
+            asked = parse(BundleRequest, await self._body(request, visit))
         if self._service.swap is None:
             raise Refusal(404, "not_configured", "this daemon cannot swap its bundle")
         if not os.path.isabs(asked.path) or "\0" in asked.path:
@@ -166,8 +173,9 @@ class _Api:
         await self._service.swap(Path(asked.path))
         return await self.status(request)
 
-    async def _body(self, request: Request) -> bytes:
-        return await body_of(request.receive, request.headers, self._service.config.server.max_body_bytes)
+    async def _body(self, request: Request, visit: Visit) -> bytes:
+        most = self._service.config.server.max_body_bytes
+        return await body_of(request.receive, request.headers, most, visit.hold)
 
     def _ready(self, name: str | None) -> tuple[Model, Turns]:
         model, scheduler = self._service.ready()

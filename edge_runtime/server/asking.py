@@ -30,6 +30,8 @@ class Asker:
     now_s: float
     private: bool = False
     """Whether its prompts are kept apart whatever it says."""
+    may_lead: bool = False
+    """Whether it may ask to be served ahead of others."""
 
 
 def check_model(name: str | None, model: Model) -> None:
@@ -63,7 +65,7 @@ def requests_of(
     top_logprobs: int | None,
     grammar: Grammar | None,
 ) -> tuple[Request, ...]:
-    """One for each choice: ``n`` for the first prompt, ``n`` for the second. Raises ``InputError``."""
+    """One for each choice: ``n`` for the first prompt, ``n`` for the second. Raises ``InputError``, ``Refusal``."""
     n = asked.n or 1
     check_choices(len(prompts), n)
     whole = Request(
@@ -87,7 +89,7 @@ def requests_of(
         client=asker.client,
         salt=asked.cache_salt or "",
         private=asker.private or asked.cache_salt is not None,
-        priority=asked.priority or 0,
+        priority=_priority(asked, asker),
         deadline_s=None if asked.timeout_ms is None else asker.now_s + asked.timeout_ms / 1000.0,
     )
     return tuple(
@@ -129,6 +131,16 @@ def _shaping(asked: Common, model: Model) -> ShapingParams:
             raise InputError(f"logit_bias: {key[:32]!r} is no token id from 0 to {model.vocab_size - 1}", "logit_bias")
         bias[int(key)] = value
     return ShapingParams(asked.presence_penalty or 0.0, asked.frequency_penalty or 0.0, bias)
+
+
+def _priority(asked: Common, asker: Asker) -> int:
+    """Raises ``Refusal``: whoever could be ahead of everybody would take everybody's share."""
+    wish = asked.priority or 0
+    if wish < 0 and not asker.may_lead:
+        who = "TCP has no peer credentials" if asker.client < 0 else f"uid {asker.client} is none of these"
+        text = "priority below 0 is for root, the daemon's own user and limits.priority_users of its configuration"
+        raise Refusal(403, "not_allowed", f"{text}: {who}", "priority")
+    return wish
 
 
 def _prediction(asked: Common, model: Model) -> Ids | None:

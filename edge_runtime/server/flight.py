@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from ..scheduler.request import Event, Failed, Finished, Request, Sink
-from .reading import Receive
+from .reading import Receive, until_left
 from .service import Model, Turns
 
 
@@ -67,8 +67,7 @@ class Flight:
         return sink
 
     async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+        await until_left(self._receive)
         self.left = True
         self._cancel("the client went away")
         self._events.put_nowait(None)

@@ -103,7 +103,8 @@ def event(name: str, /, **facts: object) -> str:
 def log_to_stderr(environment: Mapping[str, str]) -> None:
     handler = Stderr(sys.stderr.fileno())
     handler.setFormatter(OneLine(_is_journal(environment)))
-    for name, level in (("edge_runtime", logging.INFO), ("uvicorn", logging.WARNING), ("asyncio", logging.ERROR)):
+    # What uvicorn warns of is what a client did, who is told: a line each would let it fill the log.
+    for name, level in (("edge_runtime", logging.INFO), ("uvicorn", logging.ERROR), ("asyncio", logging.ERROR)):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(level)

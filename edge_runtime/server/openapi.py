@@ -1,5 +1,8 @@
 """An OpenAPI 3.1 description, made from the types that requests are read with and those of ``answer_types``. Knows no
-service."""
+service.
+
+HEAD is not described, though every path that takes GET takes it: HTTP says already that it is GET without a body.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ _MEANINGS = {
     409: "What is asked for needs more memory than there is.",
     413: "The body is too large.",
     415: "The body is not JSON.",
-    429: "Too many requests wait.",
+    429: "Too many requests of this client wait, or too large ones.",
     431: "The headers are too large.",
     499: "The answer was given up before its end: the client left, or the daemon stopped.",
     500: "An error of the daemon or its device.",
@@ -75,7 +78,7 @@ _NAME = {"name": "name", "in": "path", "required": True, "schema": {"type": "str
 def description() -> dict[str, Any]:
     _, components = msgspec.json.schema_components(_KINDS, ref_template="#/components/schemas/{name}")
     components["CompletionRequest"]["properties"]["prompt"] = {"anyOf": _PROMPTS}
-    answering = (404, 429, 499, 504)
+    answering = (403, 404, 429, 499, 504)
     return {
         "openapi": "3.1.0",
         "info": {"title": "edge-runtime", "version": __version__},
@@ -84,8 +87,8 @@ def description() -> dict[str, Any]:
             "/v1/completions": {
                 "post": _post("complete", CompletionRequest, CompletionAnswer, answering, CompletionChunk)
             },
-            "/v1/tokenize": {"post": _post("tokenize", TokenizeRequest, TokenizeAnswer, (404,))},
-            "/v1/admin/bundle": {"post": _post("swapBundle", BundleRequest, Status, (403, 404, 409))},
+            "/v1/tokenize": {"post": _post("tokenize", TokenizeRequest, TokenizeAnswer, (404, 429))},
+            "/v1/admin/bundle": {"post": _post("swapBundle", BundleRequest, Status, (403, 404, 409, 429))},
             "/v1/models": {"get": _get("listModels", ModelList)},
             "/v1/models/{name}": {"get": {**_get("showModel", ModelCard, (404,)), "parameters": [_NAME]}},
             "/v1/status": {"get": _get("status", Status)},

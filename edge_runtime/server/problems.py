@@ -18,9 +18,10 @@ from ..errors import (
     PromptTooLong,
     QueueFull,
     Unavailable,
+    one_line,
 )
 
-_LONGEST_LINE = 1000
+_LONGEST_TOLD = 1000
 INTERNAL = "internal error: the daemon's log has the details"
 
 
@@ -54,18 +55,16 @@ class Problem:
 
 def error_object(error: EdgeError) -> dict[str, Any]:
     """``{"error": ...}``: the body of a refusal, and the last event of a stream that broke off."""
-    if isinstance(error, InputError | Refusal):
-        param = None if error.param is None else one_line(error.param)
-    else:
-        param = None
-    return {"error": {"message": one_line(str(error)), "type": _type(error), "param": param, "code": _code(error)}}
-
-
-def one_line(text: str) -> str:
-    """Whatever ``text`` holds, as UTF-8 can carry it and on one line; of a long one, which quotes what a client sent,
-    the beginning."""
-    line = " ".join(text.encode("utf-8", "backslashreplace").decode("utf-8").split())
-    return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}..."
+    param = error.param if isinstance(error, InputError | Refusal) else None
+    # Either may quote what a client sent.
+    return {
+        "error": {
+            "message": one_line(str(error), _LONGEST_TOLD),
+            "type": _type(error),
+            "param": None if param is None else one_line(param, _LONGEST_TOLD),
+            "code": _code(error),
+        }
+    }
 
 
 def _type(error: EdgeError) -> str:

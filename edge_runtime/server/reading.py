@@ -34,11 +34,12 @@ _MEDIA_TYPE = re.compile(r"application/(?:[\w.-]+\+)?json", re.IGNORECASE)
 
 
 class ClientLeft(Exception):
-    """While its request was still being read: there is nobody to answer."""
+    """Before its request was all there, or prepared: there is nobody to answer."""
 
 
-async def body_of(receive: Receive, headers: Headers, most: int) -> bytes:
-    """Raises ``Refusal`` for a body that is too large or no JSON by its own account, ``ClientLeft``."""
+async def body_of(receive: Receive, headers: Headers, most: int, hold: Callable[[int], None]) -> bytes:
+    """``hold`` is told the bytes of each part, and may raise. Raises ``Refusal`` for a body that is too large or no
+    JSON by its own account, ``ClientLeft``."""
     kind = headers.get("content-type", "").partition(";")[0].strip()
     if kind and not _MEDIA_TYPE.fullmatch(kind):
         text = f"Content-Type must be application/json, not {kind}"
@@ -55,8 +56,15 @@ async def body_of(receive: Receive, headers: Headers, most: int) -> bytes:
         size += len(part)
         if size > most:
             raise _too_large(most)
+        hold(len(part))
         parts.append(part)
     return b"".join(parts)
+
+
+async def until_left(receive: Receive) -> None:
+    """Returns when the client went away."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 async def _chunks(receive: Receive) -> AsyncIterator[bytes]:
@@ -85,7 +93,7 @@ def parse(cls: type[T], body: bytes) -> T:
         )
         if not isinstance(data, dict):
             raise InputError("the body must be a JSON object")
-        _check_values(data, "")
+        _check_values(data)
         return msgspec.convert(_cleaned(cls, data, ""), cls)
     except InputError:
         raise
@@ -125,22 +133,30 @@ def _integer(digits: str) -> int | _Unfit:
     return int(digits) if len(digits) <= _MOST_DIGITS else _Unfit(digits)
 
 
-def _check_values(data: Any, where: str) -> None:
+def _check_values(data: Any) -> None:
     """Keys and values that JSON's grammar lets through. Raises ``InputError``."""
+    steps: list[str | int] = []
+    problem = _unfit(data, steps)
+    if problem:
+        where = ""
+        for step in reversed(steps):
+            where = f"{where}[{step}]" if isinstance(step, int) else _place(where, step)
+        raise InputError(f"{where}: {problem}", where)
+
+
+def _unfit(data: Any, steps: list[str | int]) -> str:
+    """What is wrong inside; ``steps`` then lead there, the last one first: of what is right no place is written."""
     if isinstance(data, str):
-        if _HALF_PAIR.search(data):
-            raise InputError(f"{where}: half a surrogate pair, which no UTF-8 can hold", where)
-    elif isinstance(data, list):
-        for index, value in enumerate(data):
-            if not isinstance(value, int):
-                _check_values(value, f"{where}[{index}]")
-    elif isinstance(data, dict):
-        for key, value in data.items():
-            place = _place(where, key)
-            _check_values(key, place)
-            _check_values(value, place)
-    elif isinstance(data, _Unfit):
-        raise InputError(f"{where}: {_shown(data.digits)} is no number that can be used here", where)
+        return "half a surrogate pair, which no UTF-8 can hold" if _HALF_PAIR.search(data) else ""
+    if isinstance(data, _Unfit):
+        return f"{_shown(data.digits)} is no number that can be used here"
+    inside: Any = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for step, value in inside:
+        problem = (isinstance(step, str) and _unfit(step, [])) or (not isinstance(value, int) and _unfit(value, steps))
+        if problem:
+            steps.append(step)
+            return problem
+    return ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,7 +135,7 @@ class Common(Strict, frozen=True, kw_only=True):
     prediction: Prediction | None = None
     speculative: Speculative | None = None
     priority: Annotated[int, Meta(ge=-2, le=2)] | None = None
-    """Lower ones are served first."""
+    """Lower ones are served first; below 0 for users that may lead alone."""
     timeout_ms: Annotated[int, Meta(ge=1, le=_MOST)] | None = None
     """An answer that is not complete by then is given up."""
     repeat_limit: Annotated[int, Meta(ge=6, le=1 << 20)] | None = None

@@ -65,10 +65,14 @@ def described(seconds: int, seed: int) -> Iterator[str]:
     with attacked() as one, relay(one.run.path) as port, tempfile.TemporaryDirectory() as place:
         settings, told = Path(place) / "settings.toml", Path(place) / "told.ndjson"
         settings.write_text(SETTINGS, encoding="utf-8")
+        # As a file: of a description that it fetches, schemathesis leaves out the path that it was fetched from.
+        description = Path(place) / "openapi.json"
+        description.write_text(json.dumps(one.run.ask("GET", "/openapi.json")[2]), encoding="utf-8")
         one.serves()
         before = one.taken()
         command = [_program(), "--config-file", str(settings), "run"]
-        command += [f"http://127.0.0.1:{port}/openapi.json", "--checks", "all", "--mode", "all", "--seed", str(seed)]
+        command += [str(description), "--url", f"http://127.0.0.1:{port}", "--checks", "all", "--mode", "all"]
+        command += ["--seed", str(seed)]
         command += ["--max-time", str(seconds), "--continue-on-failure", "--workers", "2"]
         command += ["--request-timeout", "600", "--max-response-time", "600"]
         command += ["--suppress-health-check", "all", "--warnings", "off", "--no-color"]

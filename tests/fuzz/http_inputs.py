@@ -203,7 +203,7 @@ def odd_chat(chance: random.Random) -> dict[str, Any]:
         body["stream"] = True
     if ("tools" in body or "response_format" in body) and chance.random() < 0.8:
         # A model that knows nothing hardly ever closes what it opened.
-        body |= {"logit_bias": ENDINGS, "max_tokens": 300}
+        body |= {"logit_bias": dict(ENDINGS), "max_tokens": 300}
     if chance.random() < 0.15:
         _spoil(chance, body)
     return body

@@ -183,6 +183,31 @@ def bodies(one: Attacked) -> tuple[int, str]:
     return len(found), _statuses(found)
 
 
+def half_bodies(one: Attacked) -> tuple[int, str]:
+    """As large as they may be but for the last byte, on many connections: kept in memory only as far as one may."""
+    data = request("POST", CHAT, content_type="application/json", content_length=str(4 * MB)) + b" " * (4 * MB - 1)
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(one.run.connect()) for _ in range(200)]
+        for connection in held:
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(data)
+        found = [int(until_closed(connection).split()[1]) for connection in held]
+    assert set(found) == {408, 429} and one.taken().peak_mb < 300, (_statuses(found), one.taken())
+    return len(found), _statuses(found)
+
+
+def left_behind(one: Attacked) -> tuple[int, str]:
+    """What is costly to prepare, and nobody waits for."""
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "integer", "multipleOf": 99_991}}}
+    for _ in range(200):
+        with one.run.connect() as connection:
+            connection.sendall(asked(CHAT, chat(max_tokens=1, response_format=wanted)))
+    begun_s = time.monotonic()
+    while sent(one, asked(CHAT, chat(max_tokens=1)))[0] == 429:  # until it has seen them leave
+        time.sleep(0.05)
+    return 201, f"a chat behind them: {time.monotonic() - begun_s:.2f} s"
+
+
 def small_chunks(one: Attacked) -> tuple[int, str]:
     """A body of one byte a chunk; others are served meanwhile."""
     head = request("POST", CHAT, content_type="application/json", transfer_encoding="chunked", connection="close")
@@ -270,9 +295,8 @@ def unicode(one: Attacked) -> tuple[int, str]:
             expect(one, 400, request("POST", COMPLETIONS, b'{"prompt":"' + broken + b'"}', connection="close"))
         )
     text = json.dumps(chat("\U0001f600é", max_tokens=2), ensure_ascii=False).encode()
-    data = request("POST", CHAT, text, connection="close")
     with one.run.connect() as connection:
-        for byte in data:
+        for byte in request("POST", CHAT, text, connection="close"):
             connection.sendall(bytes([byte]))
         found.append(parsed(read_all(connection))[0])
     assert found[-1] == 200
@@ -337,6 +361,8 @@ ATTACKS: dict[str, Attack] = {
     "pipelined requests": pipelined,
     "giant headers": headers,
     "bodies of 100 MB": bodies,
+    "half a body on 200 connections": half_bodies,
+    "costly ones whose clients leave": left_behind,
     "chunks of a byte": small_chunks,
     "JSON of 100,000 levels": deep_json,
     "large requests": large_requests,

@@ -1,8 +1,8 @@
 """``python -m tests.fuzz.http_surface all --minutes 10``: attacks on the HTTP surface of a daemon over the fake engine.
 
 ``limits``: everything too much, once. ``chats``: odd chats and hostile schemas. ``described``: schemathesis from the
-daemon's own description (``pip install '.[fuzz-http]'``). Ends at the first finding, with exit code 1 and what repeats
-it.
+daemon's own description (``make attack`` installs it apart). Ends at the first finding, with exit code 1 and what
+repeats it.
 """
 
 from __future__ import annotations
