@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
 import pytest
 
 from edge_runtime.decoder import Decoder
@@ -13,7 +14,16 @@ from edge_runtime.errors import EngineError, InputError, PromptTooLong
 from edge_runtime.sampling import SamplingParams
 from edge_runtime.session import Session
 from edge_runtime.testing import FakeEngine, FakeModel, FaultyDrafter, FaultyEngine, ScriptedDraft, decode
-from edge_runtime.testing.faults import DRAFT_FAULTS, HEAD_FAULTS, ROW_FAULTS, SECRET, DraftFault, EngineFault
+from edge_runtime.testing.faults import (
+    DRAFT_FAULTS,
+    FIELD_FAULTS,
+    HEAD_FAULTS,
+    LAW_FAULTS,
+    ROW_FAULTS,
+    SECRET,
+    DraftFault,
+    EngineFault,
+)
 
 GREEDY = SamplingParams(temperature=0.0)
 PROMPT = [5, 9, 2, 40, 5, 9, 2]
@@ -152,7 +162,7 @@ def test_a_drafter_that_breaks_its_promises_is_named() -> None:
         assert "scripted proposed a token outside" in decoder.step(session).reason
 
 
-@pytest.mark.parametrize("fault", DRAFT_FAULTS, ids=lambda fault: f"{fault.at}: {fault.name}")
+@pytest.mark.parametrize("fault", DRAFT_FAULTS + LAW_FAULTS, ids=lambda fault: f"{fault.at}: {fault.name}")
 @pytest.mark.parametrize(("params", "seed"), [(GREEDY, None), (SamplingParams(top_k=8), 4), (SamplingParams(), 4)])
 def test_a_drafter_that_fails_costs_drafts_and_no_text(
     fault: DraftFault, params: SamplingParams, seed: int | None
@@ -180,12 +190,31 @@ def test_a_drafter_that_fails_costs_drafts_and_no_text(
     assert fault.says in session.undrafted and fault.says in steps[-1].reason and SECRET not in session.undrafted
 
 
+def test_a_step_is_not_drawn_anew_for_a_drafter_that_fails_behind_it() -> None:
+    """A drafter may fail by what was kept of it: were the step taken again, the text would hang on that."""
+    texts = []
+    for fails in (False, True):
+        engine = FakeEngine(WHOLE)
+        drafter = FaultyDrafter(self_draft(engine))
+        decoder = Decoder(engine, drafter, FixedLength(3))
+        session = Session(engine.info, PROMPT, SamplingParams(), max_tokens=30, rng=np.random.default_rng(5))
+        decoder.prefill(session)
+        if fails:
+            drafter.inject(next(fault for fault in DRAFT_FAULTS if fault.at == "observe"))
+        texts.append((decoder.step(session).tokens, session.tokens.tolist()))
+        assert bool(session.undrafted) == fails
+    assert texts[0] == texts[1]
+
+
 HEADS = [(fault, GREEDY, "batched") for fault in HEAD_FAULTS] + [(fault, SamplingParams(), 1) for fault in HEAD_FAULTS]
 ROWS = [(fault, SamplingParams(top_p=0.999), "batched") for fault in ROW_FAULTS]
 
 
-@pytest.mark.parametrize(("fault", "params", "head_mode"), HEADS + ROWS)
-@pytest.mark.parametrize("skip", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("fault", "params", "head_mode", "skip"),
+    [(*one, skip) for one in HEADS + ROWS for skip in (0, 1, 3)]
+    + [(fault, GREEDY, mode, 2) for fault in FIELD_FAULTS for mode in ("batched", 1)],
+)
 def test_what_an_engine_hands_out_is_looked_at_before_a_token_is_made_of_it(
     fault: EngineFault, params: SamplingParams, head_mode: Literal["batched"] | int, skip: int
 ) -> None:
