@@ -136,8 +136,8 @@ class Drafting:
         return self._chosen(session, most, self._length, self._drafter)
 
     def told(self, session: Session, accepted: int) -> None:
-        """The drafter hears how many of its tokens were kept. One that fails here is given up, and the step stands: were
-        it taken again, which of two draws counts would hang on what was drawn, and that bends the text's law."""
+        """The drafter hears how many of its tokens were kept. One that fails here is given up, and the step stands:
+        were it taken again, which of two draws counts would hang on what was drawn, and that bends the text's law."""
         session.asks_drafter = True
         try:
             self._drafter.observe(session.slot, accepted)

@@ -43,7 +43,6 @@ from edge_runtime.testing.faults import (
     FORWARD_FAULTS,
     HEAD_FAULTS,
     LIES,
-    RESET_FAULT,
     ROW_FAULTS,
     SECRET,
 )
@@ -287,21 +286,6 @@ def test_a_drafter_that_fails_costs_no_answer(
         place.drafter.heal()
     assert place.ask(PROMPTS[0], GREEDY).done
     assert not place.status()["speculation"]["reason"].startswith("K=0: draft_model failed"), "and it is asked again"
-
-
-def test_a_drafter_that_cannot_forget_costs_nobody_else_an_answer(
-    place: Place, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It is told to when an answer failed: by then it is not that answer's alone to lose."""
-    place.drafter.inject(RESET_FAULT)
-    place.engine.inject(HEAD_FAULTS[0], 3)
-    try:
-        told = place.together(GREEDY)
-        assert place.drafter.happened and [one.done for one in told].count(False) == 1
-        undisturbed(place, told, GREEDY, caplog, HEAD_FAULTS[0].says, _last_failure)
-        assert RESET_FAULT.says in caplog.text
-    finally:
-        place.drafter.heal()
 
 
 # --- the board ----------------------------------------------------------------------------------------

@@ -159,7 +159,7 @@ class SuffixCache:
         writing.text.append(token)
 
     def _way(self, ways: list[int], mark: int) -> int:
-        """Which of a full row gives way. Where all lead somewhere, any: those that stay are of old texts and new ones."""
+        """Which of a full row gives way. Where all lead somewhere, any: so those that stay are of old texts and new."""
         places = [self._place(one) for one in ways]
         return places.index(None) if None in places else mark % _WAYS
 
