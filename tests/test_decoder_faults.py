@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from edge_runtime.decoder import Decoder
 from edge_runtime.drafters.draft_model import DraftModel
 from edge_runtime.drafters.length import FixedLength
+from edge_runtime.engines.protocol import HeadRequest, StepInput
 from edge_runtime.errors import EngineError, InputError, PromptTooLong
 from edge_runtime.sampling import SamplingParams
 from edge_runtime.session import Session
@@ -24,6 +26,7 @@ from edge_runtime.testing.faults import (
     DraftFault,
     EngineFault,
 )
+from edge_runtime.verification import Row
 
 GREEDY = SamplingParams(temperature=0.0)
 PROMPT = [5, 9, 2, 40, 5, 9, 2]
@@ -227,3 +230,21 @@ def test_what_an_engine_hands_out_is_looked_at_before_a_token_is_made_of_it(
     # A step that failed has left nothing behind.
     decode(decoder, session)
     assert session.tokens.tolist() == plain(60, params, 3).tokens.tolist()
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda row: row.draw(0.9999999),
+        lambda row: row.residual(0.5, 1, None),
+        lambda row: row.raw_logprobs(1, 2),
+        lambda row: row.law(SamplingParams()),
+    ],
+)
+def test_a_whole_row_is_looked_at_whoever_asks_for_it(ask: Callable[[Row], object]) -> None:
+    engine = FaultyEngine(WHOLE, candidates=2)
+    engine.forward(StepInput(0, np.array(PROMPT, np.int64), 0, None))
+    head = engine.head(HeadRequest(len(PROMPT) - 1, len(PROMPT), 0.5))
+    engine.inject(next(fault for fault in ROW_FAULTS if fault.spoils_row is not None))
+    with pytest.raises(EngineError, match="not usable"):
+        ask(Row(engine, head, 0, 0.5, np.zeros((2, WHOLE.vocab_size))))
