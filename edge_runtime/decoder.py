@@ -95,6 +95,11 @@ class Decoder:
         same, and status says why it is slower."""
         return self._drafting.give_up(session, problem)
 
+    def forget_drafts(self, slot: int) -> str:
+        """What drafters remember of a slot that is to be another text's. Why that text must go without drafts; empty
+        where it need not."""
+        return self._drafting.forget(slot)
+
     def prefill(self, session: Session, progress: Progress | None = None) -> StepResult:
         """Everything that the cache lacks, then the first token; a valid ``kv_len`` > 0 saves its part.
 
@@ -180,11 +185,11 @@ class Decoder:
             self.target.keep_path(session.slot, session.length, np.array(walk.path, np.int64))
             body_s += clock() - before
         repetition = _end_repetition(session, walk)
-        if draft.by_drafter:
-            self._drafting.told(session, walk.accepted)
         session.commit(walk.tokens, walk.logprobs, session.length + walk.accepted)
         session.repetition = repetition
         session.finish_reason = finish_reason = _finish(session)
+        if draft.by_drafter:
+            self._drafting.told(session, walk.accepted)
         head_s = 0.0
         for _, seconds in walk.head_calls:
             head_s += seconds

@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -136,11 +136,24 @@ class Drafting:
         return self._chosen(session, most, self._length, self._drafter)
 
     def told(self, session: Session, accepted: int) -> None:
-        """The drafter hears how many of its tokens were kept. To be called ahead of the commit, so that a step whose
-        drafter fails can be taken again."""
+        """The drafter hears how many of its tokens were kept. One that fails here is given up, and the step stands:
+        were it taken again, which of two draws counts would hang on what was drawn, and that bends the text's law."""
         session.asks_drafter = True
-        self._drafter.observe(session.slot, accepted)
+        try:
+            self._drafter.observe(session.slot, accepted)
+        except Exception as problem:  # noqa: BLE001 - whatever it was, the text does not need it
+            self.give_up(session, problem)
         session.asks_drafter = False
+
+    def forget(self, slot: int) -> str:
+        """The slot is to be another text's. Why that text must go without drafts; empty where it need not."""
+        try:
+            self._drafter.reset(slot)
+        except Exception as problem:  # noqa: BLE001 - whatever it was, texts do not need it
+            found = f"K=0: {self._drafter.name} could not forget a text: {_named(problem)}"
+            _LOG.warning("a drafter failed: %s", found)
+            return found
+        return ""
 
     def give_up(self, session: Session, problem: Exception) -> bool:
         """Whether it was the drafter that failed. A draft is a proposal, so its text can go on: plainly from here on,
@@ -148,13 +161,10 @@ class Drafting:
         if not session.asks_drafter:
             return False
         session.asks_drafter = False
-        # What nobody foresaw may quote a text.
-        what = str(problem) if isinstance(problem, EdgeError) else type(problem).__name__
-        session.undrafted = f"K=0: {self._drafter.name} failed: {what}"
+        session.undrafted = f"K=0: {self._drafter.name} failed: {_named(problem)}"
         session.warming = None
         _LOG.warning("a draft failed, and its text goes on without: %s", session.undrafted)
-        with suppress(Exception):
-            self._drafter.reset(session.slot)
+        self.forget(session.slot)
         return True
 
     def _forced(self, session: Session, most: int) -> Draft | None:
@@ -293,16 +303,30 @@ class Drafting:
         tokens, laws = draft.tokens, draft.laws
         if laws is not None and len(laws) != len(draft.chain):
             raise EngineError(f"{draft.source} proposed {len(draft.chain)} tokens with {len(laws)} laws")
-        # Not the other way round: what is not a number is near to nothing.
-        if laws is not None and not all(abs(float(law.probs.sum()) - 1.0) < _SUM for law in laws):
-            raise EngineError(f"{draft.source} drew by a law that does not add up to one")
+        vocab_size = self._info.vocab_size
+        if laws is not None and not all(map(partial(_is_law, vocab_size), laws, draft.chain.tolist())):
+            raise EngineError(f"{draft.source} drew by what is no law of its token")
         if not all(one >= 0.0 for one in draft.confidences):
             raise EngineError(f"{draft.source} is sure of its tokens by what is not a number")
         if draft.parents is not None:
             Tree.of(tokens, draft.parents)
-        if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self._info.vocab_size:
-            raise EngineError(f"{draft.source} proposed a token outside 0..{self._info.vocab_size - 1}")
+        if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
+            raise EngineError(f"{draft.source} proposed a token outside 0..{vocab_size - 1}")
         return draft
+
+
+def _named(problem: Exception) -> str:
+    # What nobody foresaw may quote a text.
+    return str(problem) if isinstance(problem, EdgeError) else type(problem).__name__
+
+
+def _is_law(vocab_size: int, law: Distribution, token: int) -> bool:
+    """As ``Distribution`` promises, over the vocabulary, and one that ``token`` can be drawn from."""
+    ids, probs = law.ids, law.probs
+    if len(ids) != len(probs) or not (ids[1:] > ids[:-1]).all() or not 0 <= int(ids[0]) <= int(ids[-1]) < vocab_size:
+        return False
+    # Not the other way round: what is not a number is near to nothing.
+    return abs(float(probs.sum()) - 1.0) < _SUM and float(probs.min()) >= 0.0 and law.prob(token) > 0.0
 
 
 def _predicted(session: Session, most: int) -> Ids:

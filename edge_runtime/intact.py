@@ -79,7 +79,11 @@ class Intact:
         written = _written(one.descriptor)
         if written != one.written:
             whole = self._hashes and written[0] == one.entry.bytes
-            if not whole or descriptor_sha256(one.descriptor) != one.entry.sha256:
+            try:
+                same = whole and descriptor_sha256(one.descriptor) == one.entry.sha256
+            except OSError as problem:
+                return f"{one.entry.name} cannot be read any more: {why(problem)}"
+            if not same:
                 return f"{one.entry.name} was written to while it was served: never write into a bundle, rename"
             one.written = written
         # The system tells what a lease is to become: none, once somebody wants to write.

@@ -58,17 +58,19 @@ def refuse_commands(path: Path, what: str, data: object) -> None:
     of a bundle are printed, logged and sent by what has no cause to doubt them. ``data``: as JSON has it. Raises
     ``BundleError``.
     """
-    if isinstance(data, str):
-        bad = next((one for one in data if unicodedata.category(one) in _NOT_SHOWN), None)
-        if bad is not None:
-            raise BundleError(f"{path}: {what} holds {bad!a}, which no name has: {data[:_SHOWN_CHARACTERS]!a}")
-    elif isinstance(data, dict):
-        for key, value in data.items():
-            refuse_commands(path, "a key", key)
-            refuse_commands(path, str(key), value)
-    elif isinstance(data, list):
-        for value in data:
-            refuse_commands(path, what, value)
+    # Not by calling itself: what JSON could be read to the bottom of may lie too deep for that.
+    left = [(what, data)]
+    while left:
+        what, one = left.pop()
+        if isinstance(one, str):
+            bad = next((letter for letter in one if unicodedata.category(letter) in _NOT_SHOWN), None)
+            if bad is not None:
+                raise BundleError(f"{path}: {what} holds {bad!a}, which no name has: {one[:_SHOWN_CHARACTERS]!a}")
+        elif isinstance(one, dict):
+            left += [("a key", key) for key in one]
+            left += [(str(key), value) for key, value in one.items()]
+        elif isinstance(one, list):
+            left += [(what, value) for value in one]
 
 
 def _refuse_unlisted(path: Path, manifest: Manifest) -> None:

@@ -21,7 +21,6 @@ from .acceptance import (
     threshold_row,
 )
 from .engines.protocol import Engine, Floats, HeadOutput, Ids
-from .engines.usable import not_finite
 from .errors import EngineError
 from .noise import gumbel, ids_above
 from .sampling import Distribution, Probs, SamplingParams, law_from_candidates, law_from_logits, probability
@@ -60,16 +59,14 @@ class Row:
         scratch: Probs,
         shaper: Shaper | None = None,
     ) -> None:
-        """``scratch`` [2, vocab_size] is written to. ``shaper`` stands behind the last token before the row. Raises
-        ``EngineError`` when it is not finite."""
+        """``head`` is usable (``refuse_unusable``). ``scratch`` [2, vocab_size] is written to. ``shaper`` stands behind
+        the last token before the row."""
         self._engine, self._head, self._index, self._shaper = engine, head, index, shaper
         self._scratch = scratch
         self._full: Floats | None = None
         self.inverse_temperature = inverse_temperature
         self.logsumexp = float(head.logsumexp[index])
         """Of logits * inverse temperature over the whole vocabulary."""
-        if not math.isfinite(self.logsumexp):
-            raise not_finite(self.logsumexp)
 
     @property
     def argmax(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,17 @@ def test_links_that_lead_out_of_a_bundle(bundle: Path, tmp_path_factory: pytest.
     link = elsewhere.parent / "bundle"
     link.symlink_to(bundle)
     verify_files(link, read_manifest(link))
+
+
+@pytest.mark.parametrize("key", ["recipe", "notes", "beside"])
+def test_a_manifest_that_nests_is_read_or_refused_however_deep(bundle: Path, key: str) -> None:
+    """Also where the reader of JSON just takes it, which hangs on the release of Python."""
+    whole = json.loads((bundle / MANIFEST_NAME).read_text())
+    for depth in (*range(900, 1000, 3), 1_200, 1_450, 5_000, 50_000):
+        text = json.dumps({**whole, key: {"a": "@"}}).replace('"@"', f"{'[' * depth}{']' * depth}")
+        (bundle / MANIFEST_NAME).write_text(text)
+        with suppress(BundleError):
+            read_manifest(bundle)
 
 
 @pytest.mark.parametrize("character", ["\x1b", "\n", "\x7f", "\x9b", "\u2028", "\ud800"])

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
+import numpy as np
 import pytest
 
 from edge_runtime.decoder import Decoder
 from edge_runtime.drafters.draft_model import DraftModel
 from edge_runtime.drafters.length import FixedLength
+from edge_runtime.engines.protocol import HeadRequest, StepInput
 from edge_runtime.errors import EngineError, InputError, PromptTooLong
 from edge_runtime.sampling import SamplingParams
 from edge_runtime.session import Session
 from edge_runtime.testing import FakeEngine, FakeModel, FaultyDrafter, FaultyEngine, ScriptedDraft, decode
-from edge_runtime.testing.faults import DRAFT_FAULTS, HEAD_FAULTS, ROW_FAULTS, SECRET, DraftFault, EngineFault
+from edge_runtime.testing.faults import (
+    DRAFT_FAULTS,
+    FIELD_FAULTS,
+    HEAD_FAULTS,
+    LAW_FAULTS,
+    ROW_FAULTS,
+    SECRET,
+    DraftFault,
+    EngineFault,
+)
+from edge_runtime.verification import Row
 
 GREEDY = SamplingParams(temperature=0.0)
 PROMPT = [5, 9, 2, 40, 5, 9, 2]
@@ -152,7 +165,7 @@ def test_a_drafter_that_breaks_its_promises_is_named() -> None:
         assert "scripted proposed a token outside" in decoder.step(session).reason
 
 
-@pytest.mark.parametrize("fault", DRAFT_FAULTS, ids=lambda fault: f"{fault.at}: {fault.name}")
+@pytest.mark.parametrize("fault", DRAFT_FAULTS + LAW_FAULTS, ids=lambda fault: f"{fault.at}: {fault.name}")
 @pytest.mark.parametrize(("params", "seed"), [(GREEDY, None), (SamplingParams(top_k=8), 4), (SamplingParams(), 4)])
 def test_a_drafter_that_fails_costs_drafts_and_no_text(
     fault: DraftFault, params: SamplingParams, seed: int | None
@@ -166,6 +179,7 @@ def test_a_drafter_that_fails_costs_drafts_and_no_text(
     drafter.inject(fault)
     steps = []
     while session.finish_reason is None:
+        assert drafter.happened < 2, "it is not asked again for this text"
         caught: list[Exception] = []
         try:
             steps.append(decoder.step(session))
@@ -176,16 +190,35 @@ def test_a_drafter_that_fails_costs_drafts_and_no_text(
             [], [(True, False)],
         )  # fmt: skip
     assert session.tokens.tolist() == plain(30, params, seed).tokens.tolist()
-    assert drafter.happened == 1, "it is not asked again for this text"
+    assert drafter.happened == 1
     assert fault.says in session.undrafted and fault.says in steps[-1].reason and SECRET not in session.undrafted
+
+
+def test_a_step_is_not_drawn_anew_for_a_drafter_that_fails_behind_it() -> None:
+    """A drafter may fail by what was kept of it: were the step taken again, the text would hang on that."""
+    texts = []
+    for fails in (False, True):
+        engine = FakeEngine(WHOLE)
+        drafter = FaultyDrafter(self_draft(engine))
+        decoder = Decoder(engine, drafter, FixedLength(3))
+        session = Session(engine.info, PROMPT, SamplingParams(), max_tokens=30, rng=np.random.default_rng(5))
+        decoder.prefill(session)
+        if fails:
+            drafter.inject(next(fault for fault in DRAFT_FAULTS if fault.at == "observe"))
+        texts.append((decoder.step(session).tokens, session.tokens.tolist()))
+        assert bool(session.undrafted) == fails
+    assert texts[0] == texts[1]
 
 
 HEADS = [(fault, GREEDY, "batched") for fault in HEAD_FAULTS] + [(fault, SamplingParams(), 1) for fault in HEAD_FAULTS]
 ROWS = [(fault, SamplingParams(top_p=0.999), "batched") for fault in ROW_FAULTS]
 
 
-@pytest.mark.parametrize(("fault", "params", "head_mode"), HEADS + ROWS)
-@pytest.mark.parametrize("skip", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("fault", "params", "head_mode", "skip"),
+    [(*one, skip) for one in HEADS + ROWS for skip in (0, 1, 3)]
+    + [(fault, GREEDY, mode, 2) for fault in FIELD_FAULTS for mode in ("batched", 1)],
+)
 def test_what_an_engine_hands_out_is_looked_at_before_a_token_is_made_of_it(
     fault: EngineFault, params: SamplingParams, head_mode: Literal["batched"] | int, skip: int
 ) -> None:
@@ -198,3 +231,21 @@ def test_what_an_engine_hands_out_is_looked_at_before_a_token_is_made_of_it(
     # A step that failed has left nothing behind.
     decode(decoder, session)
     assert session.tokens.tolist() == plain(60, params, 3).tokens.tolist()
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda row: row.draw(0.9999999),
+        lambda row: row.residual(0.5, 1, None),
+        lambda row: row.raw_logprobs(1, 2),
+        lambda row: row.law(SamplingParams()),
+    ],
+)
+def test_a_whole_row_is_looked_at_whoever_asks_for_it(ask: Callable[[Row], object]) -> None:
+    engine = FaultyEngine(WHOLE, candidates=2)
+    engine.forward(StepInput(0, np.array(PROMPT, np.int64), 0, None))
+    head = engine.head(HeadRequest(len(PROMPT) - 1, len(PROMPT), 0.5))
+    engine.inject(next(fault for fault in ROW_FAULTS if fault.spoils_row is not None))
+    with pytest.raises(EngineError, match="not usable"):
+        ask(Row(engine, head, 0, 0.5, np.zeros((2, WHOLE.vocab_size))))

@@ -8,14 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny_bundle as tiny
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import TinyConfig, export_tiny, save_tiny, tiny_engine
 
 from edge_runtime.engines.even_rows import WITHOUT_BLOCKS, even, parts_of
+from edge_runtime.engines.ort import OrtEngine
 from edge_runtime.engines.protocol import HeadRequest, StepInput, StepOutput
 from edge_runtime.engines.row_check import refuse_unlike_rows
 from edge_runtime.errors import ConfigError
+from edge_runtime.loading import LoadSettings, load_bundle
 from edge_runtime.testing import FakeEngine
 
 
@@ -66,6 +69,20 @@ def test_an_engine_that_cannot_keep_the_promise_is_refused(deep: int) -> None:
     engine.deep = deep
     with pytest.raises(ConfigError, match=r"mode cannot be had here: on this processor a row of .* other"):
         refuse_unlike_rows(engine, 16)
+
+
+def test_a_load_in_that_mode_looks_and_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = OrtEngine.forward
+
+    def unlike(engine: OrtEngine, step: StepInput) -> StepOutput:
+        output = forward(engine, step)
+        return replace(output, hidden=output.hidden + np.float32(len(step.tokens) % 2))
+
+    monkeypatch.setattr(OrtEngine, "forward", unlike)
+    settings = LoadSettings(context=128, threads=1)
+    load_bundle(tiny.bundle_without_draft(), settings).close()
+    with pytest.raises(ConfigError, match="the deterministic mode cannot be had here"):
+        load_bundle(tiny.bundle_without_draft(), replace(settings, deterministic=True))
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from edge_runtime.budget import Limits as Caps
 from edge_runtime.decoder import Decoder
 from edge_runtime.drafters.draft_model import DraftModel
 from edge_runtime.drafters.length import FixedLength
+from edge_runtime.engines.protocol import HeadOutput
 from edge_runtime.scheduler.governing import Governing
 from edge_runtime.scheduler.request import Limits
 from edge_runtime.scheduler.scheduler import Scheduler
@@ -227,20 +228,34 @@ def test_a_copy_of_a_prefix_that_fails(place: Place, caplog: pytest.LogCaptureFi
     assert place.ask(other, GREEDY).done
 
 
-def test_a_model_that_was_altered_says_no_word_more(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("when", ["between two steps", "within a step"])
+def test_a_model_that_was_altered_says_no_word_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, when: str
+) -> None:
     """Nothing is served then: the daemon ends, with the reason, and is started anew."""
-    looks = [0]
-    alters_at = [1 << 30]
+    places: list[Place] = []
+    looks, forwards = [0], [0]
 
     def altered() -> str:
+        """Of each turn it is asked before and behind."""
         looks[0] += 1
-        return "" if looks[0] < alters_at[0] else "target.weights was written to"
+        engine = places[0].engine
+        if not engine.happened and not (looks[0] >= 28 and looks[0] % 2 and when == "between two steps"):
+            forwards[0] = len(engine.calls)
+            return ""
+        return "target.weights was written to"
 
     with placed(tmp_path, altered=altered) as place:
+        places.append(place)
         whole = {prompt: place.undisturbed_text(prompt, GREEDY) for prompt in PROMPTS}
-        # Around each turn: in the middle of both answers.
-        alters_at[0] = looks[0] + 28
-        for prompt, one in zip(PROMPTS, place.together(GREEDY), strict=True):
+        looks[0] = looks[0] % 2
+        if when == "within a step":
+            # What is computed from then on is another model's.
+            place.engine.inject(EngineFault("another model", "head", spoils=_another_word), 8)
+        told = place.together(GREEDY)
+        if when == "between two steps":
+            assert len(place.engine.calls) == forwards[0], "what was cut off would end the process"
+        for prompt, one in zip(PROMPTS, told, strict=True):
             assert not one.done and whole[prompt].startswith(one.text) and one.error is not None
             assert one.error["type"] == "server_error" and "target.weights was written to" in one.error["message"]
         status = place.status()
@@ -249,6 +264,10 @@ def test_a_model_that_was_altered_says_no_word_more(tmp_path: Path, caplog: pyte
         refused = place.ask(PROMPTS[0], GREEDY)
         assert refused.status == 503 and refused.text == ""
         assert "the model cannot be served any more" in caplog.text and "target.weights" in caplog.text
+
+
+def _another_word(head: HeadOutput) -> HeadOutput:
+    return replace(head, argmax=(head.argmax + 1) % VOCAB)
 
 
 # --- drafters -----------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from jtop_lines import STATS, until
 
@@ -135,9 +137,10 @@ def test_the_child_hands_on_no_value_of_another_kind() -> None:
     for key in STATS:
         for value in (None, [], "x", -1, math.nan, {"x": None}, {"x": []}):
             try:
-                jtop_child.sample({**STATS, key: value}, 1.0)
+                told = jtop_child.sample({**STATS, key: value}, 1.0)
             except (AttributeError, TypeError, KeyError):
                 continue  # told as trouble, and the process ends: a new one is a new client
+            assert impossible(msgspec.json.decode(json.dumps(told), type=Sample)) == ""
 
 
 def _monitor(clock: ManualClock) -> tuple[FaultySource, Monitor]:

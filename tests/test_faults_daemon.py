@@ -264,9 +264,14 @@ def test_a_disk_that_fails_while_it_is_hashed_is_a_line(tmp_path: Path, monkeypa
     def fails(descriptor: int, size: int, offset: int) -> bytes:
         raise OSError(5, "Input/output error")
 
-    place = tiny.bundle()
+    place = tiny.copy_of(tiny.bundle(), tmp_path)
+    entry = next(one for one in read_manifest(place).files if one.name == "target.weights")
+    served = Intact(place, [entry])
+    os.utime(place / entry.name, (1.0, 1.0))
     with monkeypatch.context() as patched:
         patched.setattr(os, "pread", fails)
         problems = list(file_problems(place, read_manifest(place)))
+        assert served.problem() == "target.weights cannot be read any more: Input/output error"
+    served.close()
     assert len(problems) == len(read_manifest(place).files)
     assert all(problem.endswith(": Input/output error") for problem in problems)

@@ -6,6 +6,7 @@ import logging
 import random
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from scheduling import (
@@ -24,7 +25,6 @@ from scheduling import (
 
 from edge_runtime.drafters.draft_model import DraftModel
 from edge_runtime.drafters.prompt_lookup import PromptLookup
-from edge_runtime.drafters.protocol import NoDraft
 from edge_runtime.engines.protocol import StepInput, StepOutput
 from edge_runtime.errors import Cancelled, DeadlineExceeded, EdgeError, EngineError, InputError, Unavailable
 from edge_runtime.generation import Piece
@@ -294,16 +294,33 @@ def test_what_nobody_foresaw_fails_the_request_and_is_logged_without_its_words(
     assert "KeyError" in caplog.text and "forward" in caplog.text and SECRET not in caplog.text
 
 
-class _Unresettable(NoDraft):
+class _Unresettable(PromptLookup):
     def reset(self, slot: int) -> None:
-        raise RuntimeError("not foreseen at all")
+        raise RuntimeError(SECRET)
+
+
+def test_a_drafter_that_cannot_forget_costs_nobody_else_an_answer(caplog: pytest.LogCaptureFixture) -> None:
+    """It is told to where an answer failed, and where a slot goes to another user."""
+    engine = FakeEngine(MODEL, slots=2)
+    served = serve(engine, _Unresettable(2, 1), 2)
+    with running(served) as scheduler:
+        engine.fail_after = 5
+        readers = [Reader() for _ in range(5)]
+        for reader in readers:
+            ask(scheduler, served, request(PROMPT, 20), reader)
+        assert [str(reader.error) for reader in readers if reader.error] == ["the fake engine was told to fail"]
+        assert all(reader.tokens == cold(PROMPT, 20) for reader in readers if not reader.error)
+        ask(scheduler, served, replace(request(PROMPT, 20), client=3), other := Reader())
+        assert other.tokens == cold(PROMPT, 20)
+        assert "could not forget a text: RuntimeError" in scheduler.snapshot().speculation.reason
+    assert "could not forget a text: RuntimeError" in caplog.text and SECRET not in caplog.text
 
 
 def test_a_fault_of_the_scheduler_leaves_nobody_waiting() -> None:
     closed = threading.Event()
-    engine = FakeEngine(MODEL, slots=2)
-    served = serve(engine, _Unresettable(), close=closed.set)
-    engine.fail_after = 5
+    # What it asks of a model around each turn, until there is no answer: nobody foresaw that.
+    looks = iter([""] * 9)
+    served = replace(serve(FakeEngine(MODEL, slots=2), close=closed.set), altered=lambda: next(looks))
     readers = [Reader() for _ in range(5)]
     scheduler = Scheduler(served, Limits())
     for reader in readers:
@@ -313,7 +330,7 @@ def test_a_fault_of_the_scheduler_leaves_nobody_waiting() -> None:
         assert isinstance(reader.error, EngineError)
         reader.check_order()
     assert closed.wait(PATIENCE_S)
-    with pytest.raises(Unavailable, match="RuntimeError"):
+    with pytest.raises(Unavailable, match="StopIteration"):
         ask(scheduler, served, request(PROMPT), Reader())
     assert scheduler.drain(0.0)
     scheduler.close()

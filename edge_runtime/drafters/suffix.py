@@ -48,8 +48,8 @@ class _Writing:
     text: list[int] = field(default_factory=list)
     page: int = -1
     """Which its last tokens went to."""
-    written: int = 0
-    """Stamp of that page, to see whether it was given away since."""
+    turn: int = 0
+    """Of that page, to see whether it was given away since."""
 
 
 class SuffixCache:
@@ -76,14 +76,15 @@ class SuffixCache:
         self._owner: list[Owner | None] = [None] * pages
         self._used = [0] * pages
         """When each page was last written to or drafted from."""
-        self._stamps = [0] * pages
-        """How often each page was given away."""
+        self._turns = [0] * pages
+        """How often each page was given away, as far as a mark can tell: a place's mark is (turn, page, offset)."""
+        self._most_turns = np.iinfo(np.int32).max // (pages * _PAGE)
         self._now = 0
         buckets = 1 << max(4, (pages * _PAGE - 1).bit_length() - 1)
         self._index: dict[int, NDArray[np.int32]] = {
             size: np.full((buckets, _WAYS), _NOWHERE, np.int32) for size in _SIZES
         }
-        """Size -> [buckets, ways] places behind such tokens; stale ones are seen by their tokens."""
+        """Size -> [buckets, ways] marks of places behind such tokens."""
         self._mask = buckets - 1
         self._secret = secrets.token_bytes(16) if secret is None else secret
         """Nobody can tell which tokens of others share a bucket with own ones, and so see by these when they come."""
@@ -145,21 +146,32 @@ class SuffixCache:
     def _write(self, writing: _Writing, token: int) -> None:
         page = writing.page if self._room(writing) else self._new_page(writing)
         place = self._filled[page]
+        mark = (self._turns[page] * len(self._turns) + page) * _PAGE + place
         # Only now have the tokens that end before this one something behind them.
         for size in _SIZES:
             if len(writing.text) >= size:
                 row = self._index[size][self._bucket(writing.seed, writing.text[-size:])]
-                at, ways = page * _PAGE + place, row.tolist()
-                row[ways.index(_NOWHERE) if _NOWHERE in ways else at % _WAYS] = at
+                ways = row.tolist()
+                row[ways.index(_NOWHERE) if _NOWHERE in ways else self._way(ways, mark)] = mark
         self._tokens[page, place] = token
         self._filled[page] = place + 1
         self._touch(page)
         writing.text.append(token)
 
+    def _way(self, ways: list[int], mark: int) -> int:
+        """Which of a full row gives way. Where all lead somewhere, any: so those that stay are of old texts and new."""
+        places = [self._place(one) for one in ways]
+        return places.index(None) if None in places else mark % _WAYS
+
+    def _place(self, mark: int) -> int | None:
+        """``None`` where there was none, or its page was given away since."""
+        turn, place = divmod(mark, len(self._turns) * _PAGE)
+        return place if turn == self._turns[place // _PAGE] else None
+
     def _room(self, writing: _Writing) -> int:
         """Tokens that the page under way still takes; none where it was given away."""
         page = writing.page
-        return 0 if page < 0 or self._stamps[page] != writing.written else _PAGE - self._filled[page]
+        return 0 if page < 0 or self._turns[page] != writing.turn else _PAGE - self._filled[page]
 
     def _break(self, writing: _Writing) -> None:
         """The page goes on with another text, behind as much of its beginning as an agreement may need."""
@@ -174,13 +186,13 @@ class SuffixCache:
     def _new_page(self, writing: _Writing) -> int:
         page = min(range(len(self._used)), key=self._used.__getitem__)
         self._owner[page] = writing.owner
-        self._stamps[page] += 1
+        self._turns[page] = (self._turns[page] + 1) % self._most_turns
         # A page begins with the tokens before it, so that agreements do not end at its edge.
         before = writing.text[-_LONGEST:]
         self._tokens[page, : len(before)] = before
         self._filled[page] = len(before)
         self._touch(page)
-        writing.page, writing.written = page, self._stamps[page]
+        writing.page, writing.turn = page, self._turns[page]
         return page
 
     def _touch(self, page: int) -> None:
@@ -200,7 +212,8 @@ class SuffixCache:
             if len(listed) < size:
                 continue
             row = self._index[size][self._bucket(reader.seed, listed[-size:])].tolist()
-            found = [(self._agreement(place, reader.owner, end), place) for place in row if place != _NOWHERE]
+            kept = [place for mark in row if (place := self._place(mark)) is not None]
+            found = [(self._agreement(place, reader.owner, end), place) for place in kept]
             longest = max((length for length, _ in found), default=0)
             if longest >= size:
                 places = [(length, place) for length, place in found if 2 * length > longest and length >= size]

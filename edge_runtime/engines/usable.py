@@ -16,16 +16,13 @@ def refuse_unusable(head: HeadOutput, vocab_size: int) -> None:
     """
     finite = np.isfinite(head.logsumexp)
     if not finite.all():
-        raise not_finite(float(head.logsumexp[int(finite.argmin())]))
+        found = float(head.logsumexp[int(finite.argmin())])
+        raise EngineError(f"the log-sum-exp of a row is {found}: the engine's output is not usable")
     ids, logits = head.candidate_ids, head.candidate_logits
     least, most = min(int(ids.min()), int(head.argmax.min())), max(int(ids.max()), int(head.argmax.max()))
     if not 0 <= least <= most < vocab_size:
-        found = least if least < 0 else most
-        raise EngineError(f"token id {found} of {vocab_size} out of a head: the engine's output is not usable")
+        found_id = least if least < 0 else most
+        raise EngineError(f"token id {found_id} of {vocab_size} out of a head: the engine's output is not usable")
     gathered = head.gathered
     if not (float(logits.max()) < math.inf and (gathered is None or float(gathered.max()) < math.inf)):
         raise EngineError("logits that are not finite out of a head: the engine's output is not usable")
-
-
-def not_finite(logsumexp: float) -> EngineError:
-    return EngineError(f"the log-sum-exp of a row is {logsumexp}: the engine's output is not usable")

@@ -185,11 +185,11 @@ class Scheduler:
         placement, request, served = entry.placement, entry.request, entry.line.served
         assert placement is not None  # it was placed a moment ago
         try:
-            if placement.moved:
-                served.decoder.drafter.reset(placement.slot)
+            undrafted = served.decoder.forget_drafts(placement.slot) if placement.moved else ""
             if placement.source != placement.slot:
                 served.decoder.target.copy_prefix(placement.source, placement.slot, placement.shared)
             entry.generation = generation(served, request, entry.max_tokens, placement.slot, placement.shared)
+            entry.generation.session.undrafted = undrafted
         except Exception as problem:  # noqa: BLE001 - the others' answers go on
             self._fail(entry, problem)
             return
@@ -230,7 +230,7 @@ class Scheduler:
         else:
             error = _unexpected(f"request {number}", problem)
         if entry.placement is not None:
-            entry.line.served.decoder.drafter.reset(entry.placement.slot)
+            entry.line.served.decoder.forget_drafts(entry.placement.slot)
         self._end(entry, Failed(error), lost=True)
 
     def _end(self, entry: Entry, event: Finished | Failed, lost: bool = False) -> None:

@@ -52,6 +52,15 @@ def _candidates(value: float) -> Callable[[HeadOutput], HeadOutput]:
     return spoil
 
 
+def _gathered(value: float) -> Callable[[HeadOutput], HeadOutput]:
+    """Of the drafts' own logits, where a head is asked for them."""
+
+    def spoil(head: HeadOutput) -> HeadOutput:
+        return head if head.gathered is None else replace(head, gathered=np.full_like(head.gathered, value))
+
+    return spoil
+
+
 def _ids(token: int) -> Callable[[HeadOutput], HeadOutput]:
     def spoil(head: HeadOutput) -> HeadOutput:
         ids = head.candidate_ids.copy()
@@ -59,6 +68,10 @@ def _ids(token: int) -> Callable[[HeadOutput], HeadOutput]:
         return replace(head, argmax=np.full_like(head.argmax, token), candidate_ids=ids)
 
     return spoil
+
+
+def _argmax(head: HeadOutput) -> HeadOutput:
+    return replace(head, argmax=np.full_like(head.argmax, 1 << 40))
 
 
 def _holed(row: Floats) -> Floats:
@@ -82,6 +95,12 @@ HEAD_FAULTS = (
     EngineFault("id too large", "head", spoils=_ids(1 << 40), says=_UNUSABLE),
     EngineFault("id is -1", "head", spoils=_ids(-1), says=_UNUSABLE),
 )
+FIELD_FAULTS = (
+    EngineFault("argmax too large", "head", spoils=_argmax, says=_UNUSABLE),
+    EngineFault("draft's logit is NaN", "head", spoils=_gathered(math.nan), says=_UNUSABLE),
+    EngineFault("draft's logit is inf", "head", spoils=_gathered(math.inf), says=_UNUSABLE),
+)
+"""Of one field alone; the draft's is there where rows of a draft are asked for."""
 ROW_FAULTS = (
     EngineFault("no memory", "logits", lambda: MemoryError(SECRET), says="MemoryError"),
     EngineFault("logit is NaN", "logits", spoils_row=_holed, says=_UNUSABLE),
@@ -163,10 +182,14 @@ def _drafted(tokens: Sequence[int]) -> Callable[[DraftProposal], DraftProposal]:
     return lambda made: DraftProposal(np.array(tokens, np.int64), None, made.source)
 
 
-def _by_law(probability: float) -> Callable[[DraftProposal], DraftProposal]:
-    """One token, drawn by a law of two."""
-    law = Distribution(np.array([3, 5], np.int64), np.array([0.5, probability]))
+def _by_law(ids: Sequence[int], *probs: float) -> Callable[[DraftProposal], DraftProposal]:
+    """One token, 3, drawn by such a law."""
+    law = Distribution(np.array(ids, np.int64), np.array(probs))
     return lambda made: DraftProposal(np.array([3], np.int64), (law,), made.source)
+
+
+def _sure(made: DraftProposal) -> DraftProposal:
+    return replace(made, confidences=(math.nan,) * len(made.tokens))
 
 
 DRAFT_FAULTS = (
@@ -177,13 +200,20 @@ DRAFT_FAULTS = (
     DraftFault("id too large", "propose", spoils=_drafted([1 << 40]), says="outside"),
     DraftFault("id is -1", "propose", spoils=_drafted([-1]), says="outside"),
     DraftFault("too many tokens", "propose", spoils=_drafted([1] * 99), says="were asked for"),
-    DraftFault("law is NaN", "propose", spoils=_by_law(math.nan), says="add up"),
-    DraftFault("law is too much", "propose", spoils=_by_law(7.0), says="add up"),
+    DraftFault("law is NaN", "propose", spoils=_by_law([3, 5], 0.5, math.nan), says="no law"),
+    DraftFault("law is too much", "propose", spoils=_by_law([3, 5], 0.5, 7.0), says="no law"),
 )
+LAW_FAULTS = (
+    DraftFault("law is below zero", "propose", spoils=_by_law([3, 5], 1.5, -0.5), says="no law"),
+    DraftFault("law is of no token", "propose", spoils=_by_law([3, 1 << 40], 0.5, 0.5), says="no law"),
+    DraftFault("law is another token's", "propose", spoils=_by_law([4, 5], 0.5, 0.5), says="no law"),
+    DraftFault("as sure as NaN", "propose", spoils=_sure, says="not a number"),
+)
+"""Of what it says of its tokens, finer."""
 
 
 class FaultyDrafter:
-    """A drafter that a fault can be put into; ``reset`` fails with every one that lasts."""
+    """A drafter that a fault can be put into."""
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
