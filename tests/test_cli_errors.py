@@ -49,6 +49,7 @@ WRONG: list[tuple[list[str], list[str]]] = [
     (["top", "--once", "--interval", "2"], ["--once", "not with --interval"]),
     (["load", "--minutes", "inf"], ["--minutes", "'inf' is not a finite number"]),
     (["load", "--json", "{tmp}"], ["--json", "it is a directory"]),
+    (["load", "--disconnects", "9" * 20], ["--disconnects", "100000"]),
     (["bench", "--json", "/proc/x/y.json"], ["--json", "cannot be written"]),
     (["bench", "--view", "serving", "--gguf", "x"], ["--view serving: not with --gguf"]),
     (["bench", "--view", "peers", "--tokens", "20"], ["--view peers: not with --tokens"]),
@@ -136,6 +137,13 @@ def filled(arguments: list[str], tmp_path: Path) -> list[str]:
 @pytest.mark.parametrize(("arguments", "words"), WRONG)
 def test_commands(tmp_path: Path, arguments: list[str], words: list[str]) -> None:
     assert_one_line(run(*filled(arguments, tmp_path)), *words)
+
+
+@pytest.mark.parametrize("arguments", [["x" * 90_000], ["status", "x" * 90_000], ["top", "--interval", "9" * 90_000]])
+def test_what_is_told_of_a_long_word_is_short(arguments: list[str]) -> None:
+    result = run(*arguments)
+    assert_one_line(result, " ... ")
+    assert len(result.stderr) < 3000
 
 
 @pytest.mark.parametrize(("options", "words"), PROMPTS)

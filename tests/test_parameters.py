@@ -5,6 +5,7 @@ out to be unwritable behind an hour of work.
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -141,8 +142,12 @@ def test_a_file_that_can_be_written_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "not" / "yet")
     check_writable(tmp_path / "link")
     (tmp_path / "wrong").symlink_to("/proc/nowhere.json")
-    with pytest.raises(ConfigError, match="cannot be written"):
-        check_writable(tmp_path / "wrong")
+    (tmp_path / "loop").symlink_to("loop")
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(tmp_path / "socket"))
+    for name in ("wrong", "loop", "loop/below", "socket"):
+        with pytest.raises(ConfigError, match="cannot be written"):
+            check_writable(tmp_path / name)
 
 
 @pytest.mark.parametrize("path", ["/proc/edge-runtime.json", "/proc/version/x", "/proc/nowhere/deep/x.json"])
