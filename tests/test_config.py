@@ -147,6 +147,7 @@ def test_a_path_through_a_link_leads_where_the_system_says(tmp_path: Path) -> No
         ("bundle: b\nengine: {context: 0}\n", "engine.context must be from 1 to 16777216, not 0"),
         ("bundle: b\nengine: {threads: -1}\n", "engine.threads must be from 0"),
         ("bundle: b\nengine: {k: many}\n", "engine.k must be"),
+        ("bundle: b\nengine: {context: 1}\n", "engine.context must be from 2"),
         ("bundle: b\nengine: {k: 64}\n", "engine.k must be"),
         ("bundle: b\nengine: {k: -1}\n", "engine.k must be"),
         ("bundle: b\nengine: {k: ²}\n", "engine.k must be"),
