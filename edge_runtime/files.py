@@ -125,6 +125,9 @@ def check_directory_writable(path: Path) -> None:
 def _check_room(path: Path) -> None:
     """The nearest directory above that is there takes a file: tried, for rights alone do not tell a file system that is
     read only, nor what root may do."""
+    longest = os.pathconf("/", "PC_NAME_MAX")
+    if any(len(os.fsencode(part)) > longest for part in path.parts):
+        raise ConfigError(f"{path} cannot be written: File name too long")
     parent = path.absolute().parent
     while not os.path.lexists(parent):
         parent = parent.parent
