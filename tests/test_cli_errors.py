@@ -234,6 +234,18 @@ def test_damage_that_nobody_looked_for(tmp_path: Path, name: str, words: list[st
     assert_one_line(run(*arguments, "--no-verify"), *words)
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("target.body.onnx", "draft.body.onnx"), ("target.rescore.onnx", "draft.readout.onnx")],
+)
+def test_a_graph_of_something_else_under_a_right_sha256(tmp_path: Path, one: str, other: str) -> None:
+    place = tiny.copy_of(tiny.bundle(), tmp_path)
+    (place / one).write_bytes((place / other).read_bytes())
+    damage_manifest(place, lambda manifest: None)
+    given = ("generate", "--bundle", str(place), "--prompt", "Hi", "--max-tokens", "2", "--threads", "1")
+    assert_one_line(run(*given), "is not as the manifest says", "Failed to find")
+
+
 def test_a_chat_template_that_cannot_be_read(tmp_path: Path) -> None:
     place = tiny.copy_of(tiny.bundle(), tmp_path)
     for content in (b"\xff", b"{% for %}"):
