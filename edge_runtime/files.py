@@ -135,6 +135,12 @@ def _check_room(path: Path) -> None:
         pass
 
 
+def name_too_long(path: str | os.PathLike[str]) -> bool:
+    """For the kernel; ``Path.is_dir`` and its like raise for such a name instead of saying no."""
+    name, (most, each) = os.fsencode(path), (os.pathconf("/", f"PC_{kind}_MAX") for kind in ("PATH", "NAME"))
+    return len(name) >= most or any(len(part) > each for part in name.split(b"/"))
+
+
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
     """A file beside it to write to, which then takes its place. Where writing fails, as on a full disk, what was there

@@ -8,7 +8,6 @@ the current directory. So no command has those: a test looks at all of them.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ import click
 from click.core import ParameterSource
 
 from .errors import ConfigError
-from .files import check_directory_writable, check_replaceable, check_writable
+from .files import check_directory_writable, check_replaceable, check_writable, name_too_long
 
 
 class Whole(click.IntRange):
@@ -74,7 +73,7 @@ class Place(_Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         _refuse_nothing(self, str(value), param, ctx)
-        if _too_long(os.fsencode(value)):
+        if name_too_long(value):
             self.fail(f"{str(value)!r}: File name too long.", param, ctx)
         return super().convert(value, param, ctx)
 
@@ -129,13 +128,6 @@ def refuse_useless(ctx: click.Context, why: str, names: Iterable[str]) -> None:
     for param in ctx.command.params:
         if param.name in vain and ctx.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE:
             raise click.UsageError(f"{why}: not with {param.opts[0]}", ctx)
-
-
-def _too_long(path: bytes) -> bool:
-    """What the kernel takes. ``Path.is_dir`` and its like raise behind that instead of saying no."""
-    return len(path) >= os.pathconf("/", "PC_PATH_MAX") or any(
-        len(part) > os.pathconf("/", "PC_NAME_MAX") for part in path.split(b"/")
-    )
 
 
 def _refuse_nothing(
