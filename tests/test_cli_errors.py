@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -199,6 +200,12 @@ def lengthen(path: Path) -> None:
     path.write_bytes(path.read_bytes() + b"x")
 
 
+def pipe(path: Path) -> None:
+    """An archive may hold one, and nobody writes into it."""
+    path.unlink()
+    os.mkfifo(path)
+
+
 DAMAGES: list[tuple[str, Callable[[Path], object], list[str]]] = [
     ("missing", lambda place: (place / "target.weights").unlink(), ["target.weights", "missing"]),
     ("longer", lambda place: lengthen(place / "tokenizer.model"), ["tokenizer.model", "bytes"]),
@@ -208,6 +215,9 @@ DAMAGES: list[tuple[str, Callable[[Path], object], list[str]]] = [
     ("cut", lambda place: (place / "bundle.json").write_bytes(b'{"schema_ver'), ["bundle.json"]),
     ("binary", lambda place: (place / "bundle.json").write_bytes(b"\xff\xfe\n\n"), ["bundle.json"]),
     ("list", lambda place: (place / "bundle.json").write_text("[]"), ["bundle.json"]),
+    ("a pipe of weights", lambda place: pipe(place / "draft.weights"), ["draft.weights", "missing"]),
+    ("a pipe of a graph", lambda place: pipe(place / "target.body.onnx"), ["target.body.onnx", "missing"]),
+    ("a pipe of a manifest", lambda place: pipe(place / "bundle.json"), ["bundle.json", "it is a pipe"]),
 ]
 # Not found by a check of sizes: what is then loaded must still fail in one line.
 ALTERED_UNSEEN: list[tuple[str, list[str]]] = [
