@@ -53,6 +53,7 @@ WRONG: list[tuple[list[str], list[str]]] = [
     (["bench", "--json", "/proc/x/y.json"], ["--json", "cannot be written"]),
     (["bench", "--view", "serving", "--gguf", "x"], ["--view serving: not with --gguf"]),
     (["bench", "--view", "peers", "--tokens", "20"], ["--view peers: not with --tokens"]),
+    (["bench", "--view", "claims", "--bundle", "{bundle}", "--gguf", "{tmp}/none"], ["gguf: there is no", "none"]),
     (["bench", "--view", "claims", "--html", "x"], ["--view claims: not with --html"]),
     (["bench", "--view", "growth", "--tokens", "20"], ["--view growth: not with --tokens"]),
     (["bench", "--view", "growth", "--parts", "model"], ["parts: 'model'", "did you mean 'models'"]),

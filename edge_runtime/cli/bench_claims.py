@@ -28,6 +28,7 @@ from ..bench.texts import Desk, Held, Law
 from ..bench.verdict import NEVER_SLOWER, Verdict, engine_verdicts, serving_verdicts, speculation_verdicts
 from ..console import ends_tidily
 from ..files import replace_text
+from ..errors import ConfigError
 from ..loading import LoadedBundle, LoadSettings, load_bundle
 from ..sampling import SamplingParams
 from ..telemetry.meter import Meter, board_meter
@@ -68,7 +69,9 @@ class _Found:
 
 
 def hold_claims(wanted: Wanted, console: Console) -> None:
-    """Measure, show, and write."""
+    """Measure, show, and write. Raises ``ConfigError`` and ``BundleError`` before anything is measured."""
+    if wanted.gguf is not None and not wanted.gguf.exists():
+        raise ConfigError(f"gguf: there is no {wanted.gguf}")
     settings = LoadSettings(threads=wanted.threads)
     loaded = load_bundle(wanted.bundle, settings)
     size = sum(entry.bytes for entry in loaded.manifest.files)
