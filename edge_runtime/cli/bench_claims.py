@@ -27,7 +27,6 @@ from ..bench.speculation import PromptFigures, compare_plain, look_again
 from ..bench.texts import Desk, Held, Law
 from ..bench.verdict import NEVER_SLOWER, Verdict, engine_verdicts, serving_verdicts, speculation_verdicts
 from ..console import ends_tidily
-from ..errors import ConfigError
 from ..files import replace_text
 from ..loading import LoadedBundle, LoadSettings, load_bundle
 from ..sampling import SamplingParams
@@ -69,9 +68,7 @@ class _Found:
 
 
 def hold_claims(wanted: Wanted, console: Console) -> None:
-    """Measure, show, and write. Raises ``ConfigError`` and ``BundleError`` before anything is measured."""
-    if wanted.gguf is not None and not wanted.gguf.exists():
-        raise ConfigError(f"gguf: there is no {wanted.gguf}")
+    """Measure, show, and write."""
     settings = LoadSettings(threads=wanted.threads)
     loaded = load_bundle(wanted.bundle, settings)
     size = sum(entry.bytes for entry in loaded.manifest.files)
