@@ -7,6 +7,7 @@ A bundle is complete or absent: export writes into a temporary directory beside 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -330,8 +331,10 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
 def read_manifest(directory: Path) -> Manifest:
     """The manifest alone, its files unchecked. Raises ``BundleError``."""
     path = directory / MANIFEST_NAME
-    if not directory.is_dir():
+    if not os.path.isdir(directory):  # Path.is_dir raises for a name that is too long
         raise BundleError(f"no bundle at {directory}")
+    if path.is_fifo():
+        raise BundleError(f"{path} cannot be read: it is a pipe")  # into which nobody writes
     try:
         data = json.loads(read_text_at_most(path, _MOST_BYTES, ""))
     except (ConfigError, ValueError, RecursionError) as problem:

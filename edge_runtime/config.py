@@ -210,7 +210,7 @@ def read_config(path: Path, overrides: Overrides = Overrides()) -> Config:
 def _check(config: Config, where: str) -> None:
     engine, server, limits = config.engine, config.server, config.limits
     ranges: dict[str, tuple[float | None, float, float]] = {
-        "engine.context": (engine.context, 1, 1 << 24),
+        "engine.context": (engine.context, 2, 1 << 24),
         "engine.sessions": (engine.sessions, 1, 256),
         "engine.threads": (engine.threads, 0, 1024),
         "engine.suffix_tokens": (engine.suffix_tokens or None, 512, 1 << 26),

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from .errors import EdgeError, did_you_mean
+from .errors import EdgeError, did_you_mean, one_line
 from .quiet import keep_to_ourselves
 
 if TYPE_CHECKING:
@@ -213,5 +213,5 @@ def _leave_stdout() -> None:
 def _fail(message: str, code: int) -> NoReturn:
     # Names in it come from outside: of files, of bundles, of checkpoints. Where stderr takes nothing, the code says it.
     with suppress(OSError):
-        click.echo(f"error: {shown(' '.join(message.split()))}", err=True)
+        click.echo(f"error: {one_line(' '.join(message.split()))}", err=True)
     sys.exit(code)

@@ -104,9 +104,16 @@ class DeadlineExceeded(EdgeError):
 
 
 class Cancelled(EdgeError):
-    """The client left, or the daemon had to stop before the answer was complete."""
+    """The client left before the answer was complete, or the daemon stopped (``Stopped``)."""
 
     http_status = 499
+
+
+class Stopped(Cancelled):
+    """The daemon had to stop before the answer was complete: who has none of it yet may ask the next one."""
+
+    http_status = 503
+    retry_after_s = 1.0
 
 
 def one_line(text: str, most: int = _LONGEST_TOLD) -> str:

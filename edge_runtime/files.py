@@ -65,11 +65,14 @@ def check_writable(path: Path) -> None:
     try:
         if not path.exists():
             # A link may lead to what is not there yet.
-            _check_room(Path(os.path.realpath(path)) if path.is_symlink() else path)
+            target = Path(os.path.realpath(path))
+            if target.is_symlink():
+                target.stat()  # round in a circle, and raises
+            _check_room(target if path.is_symlink() else path)
             return
         mode = path.stat().st_mode
-        if stat.S_ISDIR(mode):
-            raise ConfigError(f"{path} cannot be written: it is a directory")
+        if stat.S_ISDIR(mode) or stat.S_ISSOCK(mode):
+            raise ConfigError(f"{path} cannot be written: it is a {'directory' if stat.S_ISDIR(mode) else 'socket'}")
         if stat.S_ISREG(mode):
             os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC))
         elif not os.access(path, os.W_OK):
@@ -130,6 +133,12 @@ def _check_room(path: Path) -> None:
         parent = parent.parent
     with tempfile.TemporaryFile(dir=parent):
         pass
+
+
+def name_too_long(path: str | os.PathLike[str]) -> bool:
+    """For the kernel; ``Path.is_dir`` and its like raise for such a name instead of saying no."""
+    name, (most, each) = os.fsencode(path), (os.pathconf("/", f"PC_{kind}_MAX") for kind in ("PATH", "NAME"))
+    return len(name) >= most or any(len(part) > each for part in name.split(b"/"))
 
 
 @contextmanager

@@ -43,7 +43,8 @@ class Intact:
         """A number of a file that was closed is soon another file's."""
         for entry in entries:
             try:
-                descriptor = os.open(directory / entry.name, os.O_RDONLY | os.O_CLOEXEC)
+                # A pipe into which nobody writes is not waited for; that it is no file is told by who checks them.
+                descriptor = os.open(directory / entry.name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             except OSError as problem:
                 self.close()
                 raise BundleError(f"{directory / entry.name}: {why(problem)}") from None

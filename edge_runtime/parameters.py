@@ -16,7 +16,7 @@ import click
 from click.core import ParameterSource
 
 from .errors import ConfigError
-from .files import check_directory_writable, check_replaceable, check_writable
+from .files import check_directory_writable, check_replaceable, check_writable, name_too_long
 
 
 class Whole(click.IntRange):
@@ -73,6 +73,8 @@ class Place(_Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         _refuse_nothing(self, str(value), param, ctx)
+        if name_too_long(value):
+            self.fail(f"{str(value)!r}: File name too long.", param, ctx)
         return super().convert(value, param, ctx)
 
 

@@ -24,7 +24,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from passages import Index, Passage, load_embedder
+try:
+    from passages import Index, Passage, load_embedder
+except ModuleNotFoundError as missing:
+    print(f"error: no module {missing.name}: pip install '.[examples]'", file=sys.stderr)
+    sys.exit(2)
 
 from edge_runtime.client import Client, Completion, EdgeRuntimeError, Status
 

@@ -86,8 +86,9 @@ def test_every_damage_to_every_file_is_found(bundle: Path, name: str, damage: st
 
 
 def test_no_directory(tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match="no bundle at"):
-        read_manifest(tmp_path / "nowhere")
+    for name in ("nowhere", "x" * 300):
+        with pytest.raises(BundleError, match="no bundle at"):
+            read_manifest(tmp_path / name)
 
 
 def test_a_directory_that_is_no_bundle(tmp_path: Path) -> None:

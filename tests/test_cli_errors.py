@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,6 +53,7 @@ WRONG: list[tuple[list[str], list[str]]] = [
     (["bench", "--json", "/proc/x/y.json"], ["--json", "cannot be written"]),
     (["bench", "--view", "serving", "--gguf", "x"], ["--view serving: not with --gguf"]),
     (["bench", "--view", "peers", "--tokens", "20"], ["--view peers: not with --tokens"]),
+    (["bench", "--view", "claims", "--bundle", "{bundle}", "--gguf", "{tmp}/none"], ["gguf: there is no", "none"]),
     (["bench", "--view", "claims", "--html", "x"], ["--view claims: not with --html"]),
     (["bench", "--view", "growth", "--tokens", "20"], ["--view growth: not with --tokens"]),
     (["bench", "--view", "growth", "--parts", "model"], ["parts: 'model'", "did you mean 'models'"]),
@@ -138,6 +140,13 @@ def test_commands(tmp_path: Path, arguments: list[str], words: list[str]) -> Non
     assert_one_line(run(*filled(arguments, tmp_path)), *words)
 
 
+@pytest.mark.parametrize("arguments", [["x" * 90_000], ["status", "x" * 90_000], ["top", "--interval", "9" * 90_000]])
+def test_what_is_told_of_a_long_word_is_short(arguments: list[str]) -> None:
+    result = run(*arguments)
+    assert_one_line(result, " ... ")
+    assert len(result.stderr) < 3000
+
+
 @pytest.mark.parametrize(("options", "words"), PROMPTS)
 def test_prompts(tmp_path: Path, options: list[str], words: list[str]) -> None:
     given = filled(["generate", "--bundle", "{bundle}", "--threads", "1", *options], tmp_path)
@@ -192,6 +201,12 @@ def lengthen(path: Path) -> None:
     path.write_bytes(path.read_bytes() + b"x")
 
 
+def pipe(path: Path) -> None:
+    """An archive may hold one, and nobody writes into it."""
+    path.unlink()
+    os.mkfifo(path)
+
+
 DAMAGES: list[tuple[str, Callable[[Path], object], list[str]]] = [
     ("missing", lambda place: (place / "target.weights").unlink(), ["target.weights", "missing"]),
     ("longer", lambda place: lengthen(place / "tokenizer.model"), ["tokenizer.model", "bytes"]),
@@ -201,6 +216,9 @@ DAMAGES: list[tuple[str, Callable[[Path], object], list[str]]] = [
     ("cut", lambda place: (place / "bundle.json").write_bytes(b'{"schema_ver'), ["bundle.json"]),
     ("binary", lambda place: (place / "bundle.json").write_bytes(b"\xff\xfe\n\n"), ["bundle.json"]),
     ("list", lambda place: (place / "bundle.json").write_text("[]"), ["bundle.json"]),
+    ("a pipe of weights", lambda place: pipe(place / "draft.weights"), ["draft.weights", "missing"]),
+    ("a pipe of a graph", lambda place: pipe(place / "target.body.onnx"), ["target.body.onnx", "missing"]),
+    ("a pipe of a manifest", lambda place: pipe(place / "bundle.json"), ["bundle.json", "it is a pipe"]),
 ]
 # Not found by a check of sizes: what is then loaded must still fail in one line.
 ALTERED_UNSEEN: list[tuple[str, list[str]]] = [
@@ -225,6 +243,18 @@ def test_damage_that_nobody_looked_for(tmp_path: Path, name: str, words: list[st
     arguments = ("generate", "--bundle", str(place), "--prompt", "Hi", "--max-tokens", "2")
     assert_one_line(run(*arguments), name, "sha256")
     assert_one_line(run(*arguments, "--no-verify"), *words)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("target.body.onnx", "draft.body.onnx"), ("target.rescore.onnx", "draft.readout.onnx")],
+)
+def test_a_graph_of_something_else_under_a_right_sha256(tmp_path: Path, one: str, other: str) -> None:
+    place = tiny.copy_of(tiny.bundle(), tmp_path)
+    (place / one).write_bytes((place / other).read_bytes())
+    damage_manifest(place, lambda manifest: None)
+    given = ("generate", "--bundle", str(place), "--prompt", "Hi", "--max-tokens", "2", "--threads", "1")
+    assert_one_line(run(*given), "is not as the manifest says", "Failed to find")
 
 
 def test_a_chat_template_that_cannot_be_read(tmp_path: Path) -> None:

@@ -125,7 +125,9 @@ def test_what_the_daemon_refuses_is_one_line(tmp_path: Path) -> None:
         assert_one_line(result, "too much", code=code)
 
 
-@pytest.mark.parametrize("command", [["complete", "--prompt", "Hi"], ["chat"], ["status"], ["top", "--once"]])
+@pytest.mark.parametrize(
+    "command", [["complete", "--prompt", "Hi"], ["chat"], ["status"], ["top", "--once"], ["load"]], ids=lambda it: it[0]
+)
 def test_no_daemon_is_told_with_its_socket_and_how_to_start_it(
     tmp_path: Path, command: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -150,7 +150,7 @@ def test_a_path_through_a_link_leads_where_the_system_says(tmp_path: Path) -> No
         ("bundle: b\nserver: {mode: ''}\n", "server.mode must be octal"),
         ("bundle: b\nengine: {sessions: 0}\n", "engine.sessions must be from 1 to 256, not 0"),
         ("bundle: b\nengine: {sessions: 257}\n", "engine.sessions must be from 1"),
-        ("bundle: b\nengine: {context: 0}\n", "engine.context must be from 1 to 16777216, not 0"),
+        ("bundle: b\nengine: {context: 0}\n", "engine.context must be from 2 to 16777216, not 0"),
         ("bundle: b\nengine: {threads: -1}\n", "engine.threads must be from 0"),
         ("bundle: b\nengine: {k: many}\n", "engine.k must be"),
         ("bundle: b\nengine: {k: 64}\n", "engine.k must be"),

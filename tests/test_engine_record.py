@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -150,6 +151,12 @@ def test_a_record_of_something_else_is_refused(tmp_path: Path, text: str, words:
     with pytest.raises(EngineMismatch, match=words) as problem:
         read_record(tmp_path)
     assert "\n" not in str(problem.value)
+
+
+def test_a_pipe_for_a_record_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / RECORD_NAME)
+    with pytest.raises(EngineMismatch, match="it is a pipe"):
+        read_record(tmp_path)
 
 
 _PLAN = ("plans", "target.body.onnx")

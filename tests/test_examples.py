@@ -141,6 +141,14 @@ def test_without_a_daemon_a_program_ends_in_one_line(
     assert done.err.startswith("error: no daemon answers at ") and done.err.count("\n") == 1 and not done.out
 
 
+def test_without_its_packages_an_example_says_how_to_get_them(tmp_path: Path) -> None:
+    (tmp_path / "apsw.py").write_text("raise ModuleNotFoundError('none', name='apsw')")
+    command = [sys.executable, "examples/rag.py", "docs", "Hi?"]
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=WAIT_S)
+    assert done.returncode == 2 and done.stderr == "error: no module apsw: pip install '.[examples]'\n"
+
+
 # --- retrieval ------------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ out to be unwritable behind an hour of work.
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -79,6 +80,12 @@ def test_no_option_takes_an_empty_word_for_a_place(param: click.Parameter) -> No
     assert "null character" in refused(param, "a\0b")
 
 
+@pytest.mark.parametrize("param", typed(click.Path))
+def test_a_name_that_no_file_can_have_is_a_wrong_option(param: click.Parameter) -> None:
+    for name in ("x" * 256, "ü" * 128, "x/" * 2048 + "x"):
+        assert "name too long" in refused(param, name)
+
+
 def test_no_option_opens_a_file_by_itself() -> None:
     assert not typed(click.File), "use edge_runtime.parameters.Place or Written"
 
@@ -87,7 +94,7 @@ def test_no_option_opens_a_file_by_itself() -> None:
 def test_what_cannot_be_written_is_told_before_the_work(param: click.Parameter, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     assert "cannot be written" in refused(param, str(tmp_path / "file" / "below"))
-    assert "cannot be written" in refused(param, str(tmp_path / ("x" * 300)))
+    assert "File name too long" in refused(param, str(tmp_path / ("x" * 300)))
     other = tmp_path if isinstance(param.type, Written) else tmp_path / "file"
     assert "cannot be written" in refused(param, str(other))
     assert os.listdir(tmp_path) == ["file"] and (tmp_path / "file").read_text() == "mine"
@@ -141,8 +148,12 @@ def test_a_file_that_can_be_written_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "not" / "yet")
     check_writable(tmp_path / "link")
     (tmp_path / "wrong").symlink_to("/proc/nowhere.json")
-    with pytest.raises(ConfigError, match="cannot be written"):
-        check_writable(tmp_path / "wrong")
+    (tmp_path / "loop").symlink_to("loop")
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(tmp_path / "socket"))
+    for name in ("wrong", "loop", "loop/below", "socket"):
+        with pytest.raises(ConfigError, match="cannot be written"):
+            check_writable(tmp_path / name)
 
 
 @pytest.mark.parametrize("path", ["/proc/edge-runtime.json", "/proc/version/x", "/proc/nowhere/deep/x.json"])

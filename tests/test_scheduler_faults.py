@@ -26,7 +26,7 @@ from scheduling import (
 from edge_runtime.drafters.draft_model import DraftModel
 from edge_runtime.drafters.prompt_lookup import PromptLookup
 from edge_runtime.engines.protocol import StepInput, StepOutput
-from edge_runtime.errors import Cancelled, DeadlineExceeded, EdgeError, EngineError, InputError, Unavailable
+from edge_runtime.errors import Cancelled, DeadlineExceeded, EdgeError, EngineError, InputError, Stopped, Unavailable
 from edge_runtime.generation import Piece
 from edge_runtime.scheduler.request import Event, Failed, Limits, Started, Ticket
 from edge_runtime.scheduler.scheduler import Scheduler
@@ -500,7 +500,7 @@ def test_drain_breaks_off_after_its_time() -> None:
         drainer.join(PATIENCE_S)
         assert complete == [False]
         for reader in readers:
-            assert isinstance(reader.error, Cancelled) and "not complete within 0 s" in str(reader.error)
+            assert isinstance(reader.error, Stopped) and "not complete within 0 s" in str(reader.error)
             reader.check_order()
 
 
@@ -520,7 +520,7 @@ def test_close_ends_everything_and_again_is_harmless() -> None:
         closer.join(PATIENCE_S)
         assert closed.is_set()
         for reader in readers:
-            assert isinstance(reader.error, Cancelled)
+            assert isinstance(reader.error, Stopped)
             reader.check_order()
         with pytest.raises(Unavailable, match="closed"):
             ask(scheduler, served, request(PROMPT), Reader())
@@ -534,12 +534,14 @@ def test_a_scheduler_that_never_started_still_keeps_its_promises() -> None:
         ask(scheduler, served, request(PROMPT), reader := Reader())
         end(scheduler)
         scheduler.close()
-        assert isinstance(reader.error, Cancelled) and closed.is_set()
+        assert isinstance(reader.error, Stopped) and closed.is_set()
         check_empty(scheduler)
 
 
 def test_errors_carry_what_a_server_needs() -> None:
     assert (Cancelled("x").http_status, DeadlineExceeded("x").http_status) == (499, 504)
+    # Whoever still listens, and may ask again: of the daemon that is started next.
+    assert (Stopped("x").http_status, Stopped("x").retry_after_s) == (503, 1.0)
     assert issubclass(InputError, EdgeError)
 
 

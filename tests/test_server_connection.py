@@ -492,7 +492,7 @@ def test_nobody_locks_others_out_by_holding_connections(start: Start, uids: list
 def test_who_has_most_connections_takes_nobody_elses(start: Start, uids: list[int], puppet: Puppet) -> None:
     """Nor does an answer give way to a newcomer."""
     run = start(max_connections=3)
-    uids += [2, 1, 1, 1, 2, 2]
+    uids += [2, 1, 1, 1, 2, 3]
     with run.connect() as other, run.connect() as first, run.connect() as second:
         for connection in (other, first, second):
             connection.sendall(request("GET", "/health"))

@@ -14,7 +14,15 @@ from described import Described
 from server_runs import CHAT, COMPLETIONS, Running, chat, events, parsed, read_all, request, running, tiny_model
 
 from edge_runtime.config import ServerConfig
-from edge_runtime.errors import Cancelled, DeadlineExceeded, EngineError, OutOfBudget, QueueFull, Unavailable
+from edge_runtime.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    EngineError,
+    OutOfBudget,
+    QueueFull,
+    Stopped,
+    Unavailable,
+)
 from edge_runtime.scheduler.request import Limits
 from edge_runtime.scheduler.scheduler import Scheduler
 from edge_runtime.server.app import create_app
@@ -118,7 +126,7 @@ def test_events_are_as_described(run: Running, described: Described, path: str, 
 
 @pytest.mark.parametrize(
     "error",
-    [EngineError("x"), QueueFull("x"), Unavailable("x"), DeadlineExceeded("x"), Cancelled("x")],
+    [EngineError("x"), QueueFull("x"), Unavailable("x"), DeadlineExceeded("x"), Cancelled("x"), Stopped("x")],
 )
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_what_goes_wrong_is_as_described(

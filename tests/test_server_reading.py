@@ -35,6 +35,7 @@ def problem(body: bytes, cls: Any = ChatRequest) -> InputError:
     [
         (b"", "not JSON"),
         (b"{", "not JSON"),
+        (b'{"a": "', "not JSON: Unterminated string starting at line 1, column 7"),
         (b'{"messages": [}', "line 1, column 15"),
         (b"[]", "JSON object"),
         (b"null", "JSON object"),

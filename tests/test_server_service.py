@@ -41,6 +41,7 @@ from edge_runtime.errors import (
     InputError,
     PromptTooLong,
     QueueFull,
+    Stopped,
     Unavailable,
 )
 from edge_runtime.scheduler.request import Failed, Request, Sink, Started
@@ -93,7 +94,8 @@ def test_what_the_scheduler_refuses(
     ("error", "status"),
     [
         (DeadlineExceeded("5 ms were not enough"), 504),
-        (Cancelled("the daemon stops"), 499),
+        (Cancelled("the client left"), 499),
+        (Stopped("the daemon stops"), 503),
         (EngineError("out of memory"), 500),
         (Unavailable("too hot"), 503),
     ],
@@ -101,6 +103,7 @@ def test_what_the_scheduler_refuses(
 def test_an_answer_that_never_began(run: Running, puppet: Puppet, stream: bool, error: Any, status: int) -> None:
     puppet.answer = lambda request, sink: sink(Failed(error))
     assert refused(run, CHAT, status, stream=stream)["message"] == str(error)
+    assert ("retry-after" in run.ask("POST", CHAT, chat(stream=stream))[1]) is (status == 503)
 
 
 def test_a_stream_that_breaks_off(run: Running, puppet: Puppet) -> None:

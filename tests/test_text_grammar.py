@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import time
+from collections.abc import Callable
 from typing import Any
 
 import jsonschema
@@ -167,6 +169,28 @@ def test_what_is_certain_is_known_ahead() -> None:
     assert state.forced(2) == forced[:2] and state.forced(0) == []
     # The spelling that the tokenizer chooses, hence the one that a model knows.
     assert tokenizer.encode('{"name": "x"}', bos=False)[: len(forced)] == forced
+
+
+def test_what_is_certain_is_looked_up_once_and_not_at_each_of_its_tokens() -> None:
+    """A schema may hold 128 KB of certain text, and the library spells all of it each time that it is asked."""
+    grammar = tiny()[0].json_schema({"const": "abcdefgh " * 4000})
+    state, once_s = grammar.start(), cpu_s(lambda: grammar.start().forced(1))
+
+    def answer() -> None:
+        for _ in range(4):
+            forced = state.forced(16)
+            assert len(forced) == 16 and state.valid_prefix(forced) == 16
+            for token in forced:
+                assert state.allowed().sum() == 1
+                state.accept(token)
+
+    assert cpu_s(answer) < 16 * once_s
+
+
+def cpu_s(do: Callable[[], object]) -> float:
+    begun_s = time.process_time()
+    do()
+    return time.process_time() - begun_s
 
 
 def test_blanks_do_not_go_on() -> None:

@@ -108,6 +108,8 @@ def bench(said: click.Context, /, **given: Any) -> None:
     of_peers: set[str] = _OF_PEERS if view in ("claims", "peers") else set()
     vain = set(given) - _OF_BOTH - of_peers | ({"tokens"} if view == "peers" else set())
     refuse_useless(said, f"--view {view}", vain)
+    if given["gguf"] is not None and not given["gguf"].exists():
+        raise click.UsageError(f"gguf: there is no {given['gguf']}")
     wanted = Wanted(
         bundle=given["bundle"],
         gguf=given["gguf"],

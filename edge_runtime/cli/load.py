@@ -16,6 +16,7 @@ from ..bench.load import LoadFigures, LoadPlan, quantile, run_disconnects, run_f
 from ..files import replace_text
 from ..parameters import Finite, Place, Whole, Written
 from .progress import long_progress
+from .remote import daemon_at
 
 
 @click.command()
@@ -35,6 +36,8 @@ def load(socket: Path | None, clients: int, minutes: float, disconnects: int, js
     """Put a daemon under load and count what is lost: streams, fairness, memory, clients that leave."""
     texts = [prompt.text for prompt in prompts()]
     report: dict[str, Any] = {}
+    with daemon_at(socket):
+        pass  # one that is not there is told at once, and not behind the patience of every client
     click.echo("fairness: a short answer beside a long one", err=True)
     fairness = asyncio.run(run_fairness(socket, texts[0]))
     report["fairness"] = asdict(fairness)

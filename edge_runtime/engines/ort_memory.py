@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..bundle import KvLayer, Model
-from ..errors import EngineError, first_line
+from ..errors import BundleError, EngineError, first_line
 from ..resident import give_pages_back
 from .kept_rows import KeptRows
 from .ort_cuda import device_copies
@@ -20,7 +20,14 @@ from .protocol import Floats
 
 
 def bind_host(bind: Any, name: str, array: NDArray[Any], shape: tuple[int, ...]) -> None:
-    bind(name, "cpu", 0, array.dtype.type, list(shape), array.ctypes.data)
+    _bind(bind, name, "cpu", array.dtype.type, shape, array.ctypes.data)
+
+
+def _bind(bind: Any, name: str, device: str, dtype: type[Any], shape: tuple[int, ...], address: int) -> None:
+    try:
+        bind(name, device, 0, dtype, list(shape), address)
+    except RuntimeError as problem:
+        raise BundleError(f"a graph is not as the manifest says: onnxruntime: {first_line(problem)}") from problem
 
 
 class Buffer:
@@ -43,7 +50,7 @@ class Buffer:
 
     def bind(self, bind: Any, name: str, shape: tuple[int, ...], first_row: int = 0) -> None:
         row_bytes = int(np.prod(self.shape[1:], dtype=np.int64)) * np.dtype(self._dtype).itemsize
-        bind(name, self._device, 0, self._dtype, list(shape), self._address + first_row * row_bytes)
+        _bind(bind, name, self._device, self._dtype, shape, self._address + first_row * row_bytes)
 
     def push(self, array: NDArray[Any]) -> None:
         """All of it from the host, to where it is bound already."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ..budget import Budget
 from ..drafters.protocol import NO_TOKENS
-from ..errors import Cancelled, DeadlineExceeded, EngineError, Unavailable
+from ..errors import Cancelled, DeadlineExceeded, EngineError, Stopped, Unavailable
 from ..generation import Piece
 from ..pressure import NO_PRESSURE, Pressure
 from ..session import StepResult
@@ -148,16 +148,17 @@ class Book:
             self._current = Line(served)
             self._lines.append(self._current)
 
-    def doom(self, number: int, reason: str) -> None:
+    def doom(self, number: int, reason: str, kind: type[Cancelled] = Cancelled) -> None:
         """It is to end at the next turn, if it is still there."""
         entry = self.entries.get(number)
         if entry is not None and entry.doom is None and not entry.ended:
-            entry.doom = Cancelled(reason)
+            entry.doom = kind(reason)
             self._doomed.append(entry)
 
     def doom_all(self, reason: str) -> None:
+        """The daemon stops."""
         for number in self.entries:
-            self.doom(number, reason)
+            self.doom(number, reason, Stopped)
 
     def work(self, now_s: float, rests: bool = False) -> Work:
         """``rests``: nobody may have a turn now."""

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ..drafting import Clock
-from ..errors import Cancelled, EdgeError, EngineError
+from ..errors import Cancelled, EdgeError, EngineError, Stopped
 from ..pressure import Pressure
 from ..session import StepResult
 from .answer import check, generation
@@ -96,7 +96,7 @@ class Scheduler:
             self._changed.notify_all()
 
     def drain(self, timeout_s: float) -> bool:
-        """Refuse what comes, end what is there; after ``timeout_s`` the rest fails with ``Cancelled``.
+        """Refuse what comes, end what is there; after ``timeout_s`` the rest fails with ``Stopped``.
 
         Returns once every last event was sent: whether no answer had to be broken off.
         """
@@ -119,7 +119,7 @@ class Scheduler:
         if self._thread is not None:
             self._thread.join()
         else:
-            self._abandon(Cancelled(_STOPS))
+            self._abandon(Stopped(_STOPS))
 
     def snapshot(self) -> Snapshot:
         """Cheap; at most a moment's wait for the engine thread's bookkeeping, never for an engine."""
@@ -132,7 +132,7 @@ class Scheduler:
     # The engine thread
 
     def _run(self) -> None:
-        error: Cancelled | EngineError = Cancelled(_STOPS)
+        error: Cancelled | EngineError = Stopped(_STOPS)
         try:
             while self._round():
                 pass

@@ -38,10 +38,10 @@ _MEANINGS = {
     415: "The body is not JSON.",
     429: "Too many requests of this client wait, or too large ones.",
     431: "The headers are too large.",
-    499: "The answer was given up before its end: the client left, or the daemon stopped.",
+    499: "The answer was given up before its end: the client left.",
     500: "An error of the daemon or its device.",
     501: "A transfer coding other than chunked.",
-    503: "Loading, draining, or over a limit.",
+    503: "Loading, draining, stopped before the end of the answer, or over a limit.",
     504: "The request's deadline passed.",
     505: "Another HTTP than 1.x.",
 }

@@ -17,6 +17,7 @@ from ..errors import (
     OutOfBudget,
     PromptTooLong,
     QueueFull,
+    Stopped,
     Unavailable,
     one_line,
 )
@@ -48,7 +49,7 @@ class Problem:
     @staticmethod
     def of(error: EdgeError) -> Problem:
         headers = dict(error.headers) if isinstance(error, Refusal) else {}
-        if isinstance(error, Unavailable):
+        if isinstance(error, Unavailable | Stopped):
             headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
         return Problem(error.http_status, msgspec.json.encode(error_object(error)), headers)
 

@@ -101,7 +101,7 @@ def parse(cls: type[T], body: bytes) -> T:
         raise InputError(f"the body is not UTF-8: byte {problem.start}") from None
     except json.JSONDecodeError as problem:
         raise InputError(
-            f"the body is not JSON: {problem.msg} at line {problem.lineno}, column {problem.colno}"
+            f"the body is not JSON: {problem.msg.removesuffix(' at')} at line {problem.lineno}, column {problem.colno}"
         ) from None
     except RecursionError:
         raise InputError("the body is nested too deeply") from None

@@ -167,6 +167,11 @@ class _State:
         self._matcher, self._eos_ids, self._param = matcher, eos_ids, param
         self._ended = 0
         """End-of-text tokens accepted."""
+        self._certain: list[int] | None = None
+        """What must come next, empty where there is a choice; ``None``: the library is not asked yet. It spells all of
+        it each time (64 KB: 17 ms), hence once a stretch and not once a token."""
+        self._said = 0
+        """How many of those were accepted since."""
         self._bits = np.zeros(-(-vocab_size // 32), np.uint32)
         """[ceil(vocab_size / 32)] as the library writes it, one bit a token"""
         self._unpacked = np.zeros((len(self._bits) * 4, 8), np.bool_)
@@ -176,6 +181,10 @@ class _State:
         if self._ended:
             self._allowed[:] = False
             self._allowed[list(self._eos_ids)] = True
+            return self._allowed
+        if self._certain is not None and self._said < len(self._certain):
+            self._allowed[:] = False
+            self._allowed[self._certain[self._said]] = True
             return self._allowed
         self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
         self._check()
@@ -187,7 +196,7 @@ class _State:
             self._check()
             return token in self._eos_ids
         # As ``allowed``: where a spelling is forced, the others of the same text are not allowed.
-        forced = self._matcher.compute_ff_tokens()
+        forced = self._ahead(1)
         fits = bool(token == forced[0] if forced else self._is_row(token) and self._matcher.validate_tokens([token]))
         self._check()
         return fits
@@ -195,9 +204,14 @@ class _State:
     def forced(self, most: int) -> list[int]:
         if self._ended or most < 1:
             return []
-        tokens: list[int] = self._matcher.compute_ff_tokens()
-        self._check()
-        return tokens[:most]
+        return self._ahead(most)
+
+    def _ahead(self, most: int) -> list[int]:
+        if self._certain is None:
+            certain: list[int] = self._matcher.compute_ff_tokens()
+            self._check()
+            self._certain, self._said = certain, 0
+        return self._certain[self._said : self._said + most]
 
     def valid_prefix(self, tokens: list[int]) -> int:
         count = 0
@@ -217,8 +231,12 @@ class _State:
     def _take(self, token: int) -> None:
         if token in self._eos_ids:
             self._ended += 1
-        elif not self._matcher.consume_token(token):
+            return
+        if not self._matcher.consume_token(token):
             self._check()
+        self._said += 1
+        if self._certain is not None and self._said >= len(self._certain):
+            self._certain = None
 
     def _is_row(self, token: int) -> bool:
         return 0 <= token < len(self._allowed)
@@ -228,6 +246,9 @@ class _State:
         self._ended -= ends
         if count > ends and not self._matcher.rollback(count - ends):
             raise ValueError(f"cannot take back {count} tokens")
+        self._said -= count - ends
+        if self._said < 0:
+            self._certain = None
 
     def _check(self) -> None:
         """Raises ``InputError`` for a grammar that outgrew its limits on the way; this state is of no use then."""
