@@ -9,9 +9,10 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .errors import BundleError
+from .graph_data import GRAPH_SUFFIX
 
 if TYPE_CHECKING:  # the bundle reads its manifest with the help of this module
     from .bundle import Manifest, Model
@@ -58,17 +59,18 @@ def refuse_commands(path: Path, what: str, data: object) -> None:
     of a bundle are printed, logged and sent by what has no cause to doubt them. ``data``: as JSON has it. Raises
     ``BundleError``.
     """
-    if isinstance(data, str):
-        bad = next((one for one in data if unicodedata.category(one) in _NOT_SHOWN), None)
-        if bad is not None:
-            raise BundleError(f"{path}: {what} holds {bad!a}, which no name has: {data[:_SHOWN_CHARACTERS]!a}")
-    elif isinstance(data, dict):
-        for key, value in data.items():
-            refuse_commands(path, "a key", key)
-            refuse_commands(path, str(key), value)
-    elif isinstance(data, list):
-        for value in data:
-            refuse_commands(path, what, value)
+    left: list[tuple[str, Any]] = [(what, data)]
+    while left:
+        what, data = left.pop()
+        if isinstance(data, str):
+            bad = next((one for one in data if unicodedata.category(one) in _NOT_SHOWN), None)
+            if bad is not None:
+                raise BundleError(f"{path}: {what} holds {bad!a}, which no name has: {data[:_SHOWN_CHARACTERS]!a}")
+        elif isinstance(data, dict):
+            left += [(key, value) for key, value in data.items()]
+            left += [("a key", key) for key in data]
+        elif isinstance(data, list):
+            left += [(what, value) for value in data]
 
 
 def _refuse_unlisted(path: Path, manifest: Manifest) -> None:
@@ -77,19 +79,29 @@ def _refuse_unlisted(path: Path, manifest: Manifest) -> None:
     used = [manifest.tokenizer.file, manifest.licence_file]
     used += [manifest.chat_template] if manifest.chat_template else []
     for model in manifest.models.values():
-        used += [model.body, model.head, *model.weights]
-        # Only a head that reads out itself goes without: the name of no file would be one that is missing.
-        used += [model.readout] if model.readout or model.dialect == "ort" else []
+        graphs = list(_graphs(model))
+        # What looks into graphs goes by their names; an engine reads whatever it is given.
+        misnamed = [] if model.dialect == "nf4" else [one for one in graphs if not one.endswith(GRAPH_SUFFIX)]
+        if misnamed:
+            raise BundleError(f"{path}: {misnamed[0]} is used as a graph, and is not called *{GRAPH_SUFFIX}")
+        used += [*graphs, *model.weights, *(tensor.file for tensor in model.table)]
         used += [model.embedding.file] if model.embedding else []
-        used += [model.screen.head, model.screen.readout] if model.screen else []
-        used += [name for name in (model.token_ids, model.stem) if name]
-        used += [model.lookup.graph] if model.lookup else []
-        used += [model.lanes.graph] if model.lanes else []
-        used += model.narrow.values()
-        used += [tensor.file for tensor in model.table]
+        used += [model.token_ids] if model.token_ids else []
     missing = sorted(set(used) - listed)
     if missing:
         raise BundleError(f"{path}: {', '.join(missing)} used but not in the list of files")
+
+
+def _graphs(model: Model) -> Iterator[str]:
+    """Files that an engine reads as graphs."""
+    yield from (model.body, model.head)
+    # Only a head that reads out itself goes without: the name of no file would be one that is missing.
+    if model.readout or model.dialect == "ort":
+        yield model.readout
+    yield from (model.screen.head, model.screen.readout) if model.screen else ()
+    yield from (one.graph for one in (model.lookup, model.lanes) if one)
+    yield from (model.stem,) if model.stem else ()
+    yield from (*model.narrow, *model.narrow.values())
 
 
 def _refuse_beyond(path: Path, ranges: Iterator[_Range], whose: str = "") -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from edge_runtime.bundle import (
 )
 from edge_runtime.errors import BundleError, ConfigError, InputError
 from edge_runtime.schema import structure
+from edge_runtime.soundness import refuse_commands
 from edge_runtime.wire import encode
 
 FILES = ("target.body.onnx", "target.head.onnx", "target.readout.onnx", "target.weights", "tokenizer.model", "NOTICE")
@@ -178,7 +180,35 @@ def test_graphs_take_data_from_listed_files_alone(bundle: Path, location: str, p
         verify_files(bundle, read_manifest(bundle), hashes=False)
 
 
-@pytest.mark.parametrize("data", [b"\xff" * 20, b"\x0b\x0c", encode([(7, b"\x0a\xff")])])
+@pytest.mark.parametrize("name", ["target.body", "target.body.pb", "target.body.ONNX", "target.body.ort"])
+def test_a_graph_by_any_other_name_is_none(bundle: Path, name: str) -> None:
+    """onnxruntime reads a graph whatever it is called; what a graph takes data from is looked up by its name."""
+    entries = json.loads((bundle / MANIFEST_NAME).read_text())["files"]
+    twin = {**entries[0], "name": name}
+    target = json.loads((bundle / MANIFEST_NAME).read_text())["models"]["target"]
+    lookup, lanes = {"graph": name, "width": 8}, {"graph": name, "count": 2}
+    screens = [{"head": name, "readout": FILES[2], "rescored": 8}, {"head": FILES[1], "readout": name, "rescored": 8}]
+    edits: list[dict[str, Any]] = [{key: name} for key in ("body", "head", "readout", "stem")]
+    edits += [{"lookup": lookup}, {"lanes": lanes}, *({"screen": one} for one in screens)]
+    edits += [{"narrow": {name: FILES[0]}}, {"narrow": {FILES[0]: name}}]
+    for edit in edits:
+        _edit(bundle, files=[*entries, twin], models={"target": target | edit})
+        with pytest.raises(BundleError, match=f"{re.escape(name)} is used as a graph, and is not called"):
+            read_manifest(bundle)
+
+
+def test_a_number_of_a_field_that_an_engine_cuts_to_32_bits(bundle: Path) -> None:
+    """protobuf drops what is beyond them, and reads a graph where a stricter reader would see an unknown field."""
+    graph = _graph("../outside")
+    far = (7 + (1 << 29)) << 3 | 2
+    tag = bytes(far >> 7 * i & 0x7F | 0x80 for i in range(4)) + bytes([far >> 28])
+    assert graph[0] == 7 << 3 | 2 and far & 0xFFFFFFFF == graph[0]
+    _replace(bundle, "target.body.onnx", tag + graph[1:])
+    with pytest.raises(BundleError, match="no graph of ONNX: field 536870919"):
+        verify_files(bundle, read_manifest(bundle))
+
+
+@pytest.mark.parametrize("data", [b"\xff" * 20, b"\x0b\x0c", b"\x02\x00", encode([(7, b"\x0a\xff")])])
 def test_what_cannot_be_read_is_no_graph(bundle: Path, data: bytes) -> None:
     """An engine may be more patient: it would read what was not looked at."""
     _replace(bundle, "target.body.onnx", data)
@@ -193,6 +223,28 @@ def test_graphs_within_graphs_without_end(bundle: Path) -> None:
     _replace(bundle, "target.body.onnx", encode([(7, data)]))
     with pytest.raises(BundleError, match="nested too deeply"):
         verify_files(bundle, read_manifest(bundle))
+
+
+def test_graphs_within_graphs_are_not_copied_at_each_level(bundle: Path) -> None:
+    data = encode([(1, encode([(7, bytes(1 << 20))]))])
+    for _ in range(30):
+        data = encode([(1, encode([(5, encode([(6, data)]))]))])
+    _replace(bundle, "target.body.onnx", encode([(7, data)]))
+    tracemalloc.start()
+    try:
+        verify_files(bundle, read_manifest(bundle), hashes=False)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_names_are_looked_at_however_deep_they_lie(bundle: Path) -> None:
+    """From Python 3.12 on, JSON is read deeper than a function may call itself."""
+    deep: Any = "a\x1bb"
+    for _ in range(20_000):
+        deep = {"a": [deep]}
+    with pytest.raises(BundleError, match="which no name has"):
+        refuse_commands(bundle, "it", deep)
 
 
 def test_links_that_lead_out_of_a_bundle(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
