@@ -78,7 +78,9 @@ def template_for(checkpoint: Checkpoint) -> str:
     if own is None:
         return FAMILY_TEMPLATES[checkpoint.config.family]
     if len(own) > _MOST_CHARACTERS:
-        raise CheckpointError(f"{checkpoint.path}: its chat template has {len(own)} characters, over {_MOST_CHARACTERS}")
+        raise CheckpointError(
+            f"{checkpoint.path}: its chat template has {len(own)} characters, over {_MOST_CHARACTERS}"
+        )
     import jinja2
 
     try:

@@ -20,6 +20,7 @@ from fuzz.gemma_seeds import CONFIG, gguf_gemma, gguf_of, safetensors_file, toke
 from fuzz.gguf_bytes import ARRAY, STRING, Meta, Parts, Tensor, Text, numbers, scalar, strings
 from fuzz.hostile import edit_bytes
 from fuzz.targets import bench_record, manifest, names, target, tokenizer_model
+from fuzz.targets.checkpoint_config import DRAFTER, HEADS
 
 from edge_runtime.bundle import read_manifest
 from edge_runtime.doctor.probes.graphs import Constant, Edge, Node, model
@@ -178,6 +179,12 @@ CONFIG_FAULTS = {
     "a kind that is an object": (_json({"model_type": {"a": 1}}), "not supported"),
     "a number beyond float": (_json(CONFIG, rms_norm_eps=10**400), "positive number"),
     "a number near the end of float": (_json(CONFIG, rope_theta=1e308), "positive number"),
+    "a drafter's constant that is none": (_json(DRAFTER, rope_theta=math.nan), "rope_theta must be a positive number"),
+    "a drafter's constant below zero": (_json(DRAFTER, final_softcap=-1.0), "final_softcap must be a positive number"),
+    "heads' constant beyond float": (_json(HEADS, embed_scale=math.inf), "embed_scale must be a positive number"),
+    "heads that share no keys": (_json(DRAFTER, heads=4, kv_heads=3, head_dim=2), "4 heads over 3, of"),
+    "a window of nothing": (_json(DRAFTER, window=0), "a window of 0"),
+    "a head of odd width": (_json(DRAFTER, heads=8, kv_heads=4, head_dim=1), "head_dim 1"),
     "a kind of 4,000 digits": (b'{"model_type": ' + b"9" * 4000 + b"}", "not supported"),
 }
 TOKENIZER_JSON_FAULTS = {

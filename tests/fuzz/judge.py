@@ -10,7 +10,7 @@ import time
 import traceback
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -91,6 +91,15 @@ class Judge:
         except Exception as problem:  # noqa: BLE001  (this is what is looked for)
             self._add(Finding(f"{type(problem).__name__} in {_place(problem)}", str(problem)[:300]))
         return None
+
+    def either(self, steps: Iterable[tuple[Callable[..., object], Any]]) -> None:
+        """Readers of which an input is for one: it was refused where all of them refuse."""
+        refused, read = self._refused, False
+        for step, given in steps:
+            self._refused = False
+            self.attempt(step, given)
+            read |= not self._refused
+        self._refused = refused or not read
 
     def listen(self, message: str) -> None:
         """What a person is told."""
