@@ -56,7 +56,7 @@ def read_json(path: Path) -> dict[str, object]:
 
 
 def read_text(path: Path) -> str:
-    """Of what stands beside weights. Raises ``CheckpointError`` where it is absent, unreadable, too long, or no text."""
+    """Of what stands beside weights. Raises ``CheckpointError``: absent, unreadable, too long, or no text."""
     try:
         return read_text_at_most(path, MOST_BESIDE, "")
     except ConfigError as problem:
