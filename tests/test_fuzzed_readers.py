@@ -19,6 +19,7 @@ from fuzz.bench import Bench
 from fuzz.gemma_seeds import CONFIG, gguf_gemma, gguf_of, safetensors_file, tokenizer_json
 from fuzz.gguf_bytes import ARRAY, STRING, Meta, Parts, Tensor, Text, numbers, scalar, strings
 from fuzz.hostile import edit_bytes
+from fuzz.judge import WEIGHED_EVERY, Judge
 from fuzz.targets import bench_record, manifest, names, target, tokenizer_model
 from fuzz.targets.checkpoint_config import DRAFTER, HEADS
 
@@ -55,6 +56,24 @@ def test_spoilt_files_are_read_or_refused_in_one_line(bench: Bench, request: pyt
     assert {kind: told for kind, (told, _) in judge.findings.items()} == {}
     assert judge.counts["refused"] > 10  # the spoilt ones are
     assert judge.counts["read"] > inputs // 60  # and what lies behind the first look is reached
+
+
+def test_what_is_slow_because_it_is_weighed_is_no_finding() -> None:
+    """tracemalloc walks the whole stack at each allocation: a reader that nests takes forty times as long."""
+
+    def nested(depth: int) -> None:
+        if depth:
+            nested(depth - 1)
+        else:
+            for _ in range(1_000_000):
+                list(range(2))
+
+    judge = Judge(judged=WEIGHED_EVERY - 1)
+    assert judge.judge(lambda _, data: nested(700), b"x")
+    assert judge.findings == {}
+    judge = Judge(judged=WEIGHED_EVERY - 1)
+    assert not judge.judge(lambda _, data: bytearray(8 << 20), b"x")
+    assert list(judge.findings) == ["memory"]
 
 
 def _gguf(edit: Callable[[Parts], object], kind: int = 8) -> bytes:
