@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from .wire import BYTES, decode, spans
+from .wire import BYTES, spans
 
 GRAPH_SUFFIX = ".onnx"
 _DEEPEST = 128
@@ -55,10 +55,10 @@ def _locations(data: bytes, at: int, stop: int, message: str, depth: int) -> Ite
     if depth > _DEEPEST:
         raise ValueError("nested too deeply")
     if message == "entry":
-        fields = dict(decode(data[at:stop]))
-        value = fields.get(2, b"")
-        if fields.get(1) == _LOCATION and isinstance(value, bytes):
-            yield value.decode("utf-8", "backslashreplace")
+        # Of a field that stands twice the last counts, and one of another type not at all.
+        texts = {number: data[begin:end] for number, kind, begin, end in spans(data, at, stop) if kind == BYTES}
+        if texts.get(1) == _LOCATION:
+            yield texts.get(2, b"").decode("utf-8", "backslashreplace")
         return
     inside = _MESSAGES[message]
     for number, kind, begin, end in spans(data, at, stop):

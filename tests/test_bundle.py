@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import re
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import onnx
 import pytest
+from fuzz.targets.wire import mutate, taking_from
+from google.protobuf.message import DecodeError
 
 from edge_runtime.bundle import (
     MANIFEST_NAME,
@@ -24,9 +29,10 @@ from edge_runtime.bundle import (
     write_manifest,
 )
 from edge_runtime.errors import BundleError, ConfigError, InputError
+from edge_runtime.graph_data import locations
 from edge_runtime.schema import structure
 from edge_runtime.soundness import refuse_commands
-from edge_runtime.wire import encode
+from edge_runtime.wire import Field, Fixed, encode
 
 FILES = ("target.body.onnx", "target.head.onnx", "target.readout.onnx", "target.weights", "tokenizer.model", "NOTICE")
 
@@ -146,13 +152,36 @@ def test_a_file_outside_the_bundle_is_refused(bundle: Path, name: str) -> None:
         read_manifest(bundle)
 
 
-def _graph(*locations: str) -> bytes:
-    """A model whose tensors lie elsewhere: an initializer, a constant of a node, and one in a branch of a branch."""
-    tensors = [encode([(13, encode([(1, b"location"), (2, one.encode())])), (14, 1)]) for one in locations]
-    plain, constant, branch = (*tensors, b"", b"", b"")[:3]
-    inner = encode([(1, encode([(5, encode([(6, encode([(5, branch)]))]))]))])
-    graph = encode([(5, plain), (1, encode([(5, encode([(5, constant)]))])), (1, encode([(5, encode([(11, inner)]))]))])
-    return encode([(7, graph)])
+def _taken_from(message: Any) -> Iterator[str]:
+    """By the definition: every tensor's external data, wherever the message has one."""
+    for field, value in message.ListFields():
+        if field.type == field.TYPE_MESSAGE:
+            for inner in value if field.is_repeated else [value]:
+                yield from _taken_from(inner)
+    if isinstance(message, onnx.TensorProto):
+        for entry in message.external_data:
+            if entry.key == "location":  # what is no UTF-8 comes as bytes
+                yield entry.value if isinstance(entry.value, str) else entry.value.decode("utf-8", "backslashreplace")
+
+
+def test_all_that_a_graph_takes_data_from_is_found() -> None:
+    """Held against protobuf's own reader, of whatever it takes for a graph."""
+    rng, taken = Random(5), 0
+    pool = [taking_from("target.weights", "../x", "/etc/passwd")]
+    for _ in range(1500):
+        data = mutate(rng.choice(pool), rng)
+        try:
+            theirs = set(_taken_from(onnx.ModelProto.FromString(data)))
+        except DecodeError:
+            continue
+        pool += [data] if theirs else []
+        taken += len(theirs)
+        try:
+            ours = set(locations(data))
+        except ValueError:
+            continue  # nothing is run of it
+        assert theirs <= ours
+    assert taken > 500
 
 
 def _replace(bundle: Path, name: str, data: bytes) -> None:
@@ -171,11 +200,11 @@ def _replace(bundle: Path, name: str, data: bytes) -> None:
 )
 def test_graphs_take_data_from_listed_files_alone(bundle: Path, location: str, place: int) -> None:
     named = ["target.weights"] * 3
-    _replace(bundle, "target.body.onnx", _graph(*named))
+    _replace(bundle, "target.body.onnx", taking_from(*named))
     verify_files(bundle, read_manifest(bundle))
     (bundle / "unlisted").write_bytes(b"x")
     named[place] = location
-    _replace(bundle, "target.body.onnx", _graph(*named))
+    _replace(bundle, "target.body.onnx", taking_from(*named))
     with pytest.raises(BundleError, match=rf"takes data from '{re.escape(location)}', which is no listed file"):
         verify_files(bundle, read_manifest(bundle), hashes=False)
 
@@ -197,9 +226,19 @@ def test_a_graph_by_any_other_name_is_none(bundle: Path, name: str) -> None:
             read_manifest(bundle)
 
 
+@pytest.mark.parametrize("field", [(2, 5), (1, 5), (2, Fixed(bytes(4))), (1, Fixed(bytes(8)))])
+def test_a_place_that_a_field_of_another_type_seems_to_replace(bundle: Path, field: Field) -> None:
+    """Which is an unknown one, and replaces nothing."""
+    entry = encode([(1, b"location"), (2, b"../outside"), field])
+    tensor = encode([(13, entry), (14, 1)])
+    _replace(bundle, "target.body.onnx", encode([(7, encode([(5, tensor)]))]))
+    with pytest.raises(BundleError, match=r"takes data from '\.\./outside'"):
+        verify_files(bundle, read_manifest(bundle))
+
+
 def test_a_number_of_a_field_that_an_engine_cuts_to_32_bits(bundle: Path) -> None:
     """protobuf drops what is beyond them, and reads a graph where a stricter reader would see an unknown field."""
-    graph = _graph("../outside")
+    graph = taking_from("../outside")
     far = (7 + (1 << 29)) << 3 | 2
     tag = bytes(far >> 7 * i & 0x7F | 0x80 for i in range(4)) + bytes([far >> 28])
     assert graph[0] == 7 << 3 | 2 and far & 0xFFFFFFFF == graph[0]
@@ -209,7 +248,7 @@ def test_a_number_of_a_field_that_an_engine_cuts_to_32_bits(bundle: Path) -> Non
 
 
 @pytest.mark.parametrize("data", [b"\xff" * 20, b"\x0b\x0c", b"\x02\x00", encode([(7, b"\x0a\xff")])])
-def test_what_cannot_be_read_is_no_graph(bundle: Path, data: bytes) -> None:
+def test_what_cannot_be_read_is_notaking_from(bundle: Path, data: bytes) -> None:
     """An engine may be more patient: it would read what was not looked at."""
     _replace(bundle, "target.body.onnx", data)
     with pytest.raises(BundleError, match="no graph of ONNX"):

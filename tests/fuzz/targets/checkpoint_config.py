@@ -12,6 +12,7 @@ from typing import Any
 
 from edge_runtime.errors import CheckpointError
 from export.assistant_checkpoint import is_assistant
+from export.checkpoint import expected_shapes as tensor_shapes
 from export.gemma4_config import AssistantConfig
 from export.model_config import GemmaConfig
 from export.parallel_heads import HeadsConfig, load_heads
@@ -99,8 +100,9 @@ def read(judge: Judge, path: Path) -> None:
     judge.attempt(is_assistant, place)
     judge.attempt(is_drafter, place)
     judge.either([
-        (lambda one: GemmaConfig.from_hf(one, one, "tiny"), given),
-        (lambda one: AssistantConfig.from_hf(one, "tiny"), given), (_drafted, place), (open_shards, place / "sharded"),
+        (lambda one: tensor_shapes(GemmaConfig.from_hf(one, one, "tiny")), given),
+        (lambda one: tensor_shapes(AssistantConfig.from_hf(one, "tiny").text), given),
+        (_drafted, place), (open_shards, place / "sharded"),
     ])  # fmt: skip
 
 
