@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .errors import BundleError, ConfigError, why
-from .files import Progress, descriptor_sha256, read_text_at_most
+from .files import Progress, check_ordinary, descriptor_sha256, read_text_at_most
 from .graph_data import leads_out
 from .schema import plain, structure
 from .soundness import refuse_commands, refuse_unsound
@@ -333,6 +333,7 @@ def read_manifest(directory: Path) -> Manifest:
     if not directory.is_dir():
         raise BundleError(f"no bundle at {directory}")
     try:
+        check_ordinary(path, "")
         data = json.loads(read_text_at_most(path, _MOST_BYTES, ""))
     except (ConfigError, ValueError, RecursionError) as problem:
         if isinstance(problem.__context__, FileNotFoundError):

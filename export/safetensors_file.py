@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeGuard
 
 from edge_runtime.errors import CheckpointError, ConfigError
-from edge_runtime.files import read_text_at_most
+from edge_runtime.files import check_ordinary, read_text_at_most
 from export.gguf_file import Span, map_file, refuse_overlap
 
 _MAX_HEADER_BYTES = 100_000_000
@@ -58,6 +58,7 @@ def read_json(path: Path) -> dict[str, object]:
 def read_text(path: Path) -> str:
     """Of what stands beside weights. Raises ``CheckpointError``: absent, unreadable, too long, or no text."""
     try:
+        check_ordinary(path, "")
         return read_text_at_most(path, MOST_BESIDE, "")
     except ConfigError as problem:
         raise unreadable(path, problem) from None

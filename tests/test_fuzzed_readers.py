@@ -27,13 +27,9 @@ from edge_runtime.bundle import read_manifest
 from edge_runtime.doctor.probes.graphs import Constant, Edge, Node, model
 from edge_runtime.doctor.probes.layers import shapes_of
 from edge_runtime.engines.token_ids import read_token_ids
-from edge_runtime.errors import BundleError, CheckpointError, ConfigError, InputError, one_line
+from edge_runtime.errors import BundleError, ConfigError, InputError, one_line
 from edge_runtime.files import read_at_most
-from edge_runtime.text.chat import ChatTemplate
 from edge_runtime.text.sandbox import MAX_SOURCE
-from export.chat_template import template_for
-from export.checkpoint import open_checkpoint
-from export.tokenizer import build_tokenizer_model
 from export.training.arrays import read_array, read_arrays
 from export.training.features import read_part
 
@@ -351,32 +347,6 @@ def test_arrays_of_an_earlier_run_are_read_or_refused(tmp_path: Path) -> None:
                 told.append(str(problem))
         assert len(told) > 100
         assert all(line.isprintable() and "spoilt cannot be read: " in line for line in told)
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["config.json", "generation_config.json", "model.safetensors.index.json", "tokenizer.model", "tokenizer.json",
-     "tokenizer_config.json", "chat_template.jinja", "chat_template.json"],
-)  # fmt: skip
-def test_what_stands_beside_weights_is_read_up_to_a_bound(tmp_path: Path, name: str) -> None:
-    """A file with nothing in it takes no room on a disk, and all memory where it is read whole."""
-    tokenizer_model.prepare(tmp_path)
-    if name.startswith("tokenizer"):
-        (tmp_path / "tokenizer.model").write_bytes(tokenizer_model.seeds()[0])
-    if name == "tokenizer.json":
-        (tmp_path / "tokenizer.model").unlink()
-    with (tmp_path / name).open("wb") as file:
-        file.truncate(1 << 40)
-    read = build_tokenizer_model if name.startswith("tokenizer") else template_for
-    with pytest.raises(CheckpointError, match=rf"{name}: cannot be read: more than 64 MiB"):
-        read(open_checkpoint(tmp_path))
-
-
-def test_a_template_of_a_bundle_is_read_up_to_a_bound(tmp_path: Path) -> None:
-    with (tmp_path / "chat_template.jinja").open("wb") as file:
-        file.truncate(1 << 40)
-    with pytest.raises(BundleError, match="more than 1 MiB"):
-        ChatTemplate.read(tmp_path / "chat_template.jinja")
 
 
 def test_a_bound_on_a_file_is_not_allocated(tmp_path: Path) -> None:
