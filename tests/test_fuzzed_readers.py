@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fuzz.bench import Bench
-from fuzz.gemma_seeds import CONFIG, gguf_gemma, gguf_of, safetensors_file, tokenizer_json
+from fuzz.gemma_seeds import CONFIG, gguf_gemma, gguf_of, safetensors_file, safetensors_gemma, tokenizer_json
 from fuzz.gguf_bytes import ARRAY, STRING, Meta, Parts, Tensor, Text, numbers, scalar, strings
 from fuzz.hostile import edit_bytes
 from fuzz.judge import WEIGHED_EVERY, Judge
@@ -95,6 +95,15 @@ def _with_tensor(tensor: Tensor, data: bytes = b"") -> bytes:
 HALF_INFINITY = struct.pack("<e", math.inf)
 GGUF_FAULTS = {
     "tensors over the same bytes": (_gguf(lambda parts: setattr(parts.tensors[3], "offset", 0)), "overlap"),
+    "one tensor by two names": (
+        _gguf(
+            lambda parts: (
+                parts.tensors.append(Tensor(Text(b"blk.00.attn_norm.weight"), [32], 0, len(parts.tail)))
+                or setattr(parts, "tail", parts.tail + bytes(128))
+            )
+        ),
+        "blk.00.attn_norm.weight repeats blk.0.attn_norm.weight",
+    ),
     "three dimensions": (_with_tensor(Tensor(Text(b"t"), [2, 2, 2], 0, 0), bytes(32)), "3 dimensions"),
     "a scale that is infinite": (
         _with_tensor(Tensor(Text(b"t"), [32, 1], 2, 0), HALF_INFINITY + bytes(16)),
@@ -163,6 +172,15 @@ def _two(*entries: Any) -> str:
     return f'{{"a": {_entry(*entries[:3])}, "b": {_entry(*entries[3:])}}}'
 
 
+def _two_heads() -> bytes:
+    whole = safetensors_gemma("F16", head=True)
+    size = int.from_bytes(whole[:8], "little")
+    header = json.loads(whole[8 : 8 + size])
+    begin, end = header["lm_head.weight"]["data_offsets"]
+    header["model.lm_head.weight"] = header["lm_head.weight"] | {"data_offsets": [end, end + end - begin]}
+    return safetensors_file(json.dumps(header).encode(), whole[8 + size :] + bytes(end - begin))
+
+
 DIGITS = "9" * 4300
 SAFETENSORS_FAULTS = {
     "a name twice": (_header(_two("I8", [1], [0, 1], "I8", [1], [1, 2]).replace('"b"', '"a"'), b"12"), "twice"),
@@ -172,6 +190,7 @@ SAFETENSORS_FAULTS = {
     "offsets of 4,300 digits": (_header(_one("F32", [1], f"[0, {DIGITS}]")), "malformed"),
     "lengths of 4,300 digits": (_header(_one("F32", "[" + ", ".join([DIGITS] * 40) + "]", [0, 0])), "malformed"),
     "seventy dimensions": (_header(_one("I8", [1] * 70, [0, 1]), b"0"), "70 dimensions"),
+    "two heads": (_two_heads(), "model.lm_head.weight repeats lm_head.weight"),
     "no dimension": (_header(_one("F32", [], [0, 4]), bytes(4)), "0 dimensions"),
     "scales that are too large": (
         _header(_two("I8", [1, 32], [0, 32], "F32", [1, 1], [32, 36]).replace('"b"', '"a.scales"'),
