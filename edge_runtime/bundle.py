@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .errors import BundleError, ConfigError, why
-from .files import Progress, descriptor_sha256, read_text_at_most
+from .files import Progress, check_ordinary, descriptor_sha256, read_text_at_most
 from .graph_data import leads_out
 from .schema import plain, structure
 from .soundness import refuse_commands, refuse_unsound
@@ -336,6 +336,7 @@ def read_manifest(directory: Path) -> Manifest:
     if path.is_fifo():
         raise BundleError(f"{path} cannot be read: it is a pipe")  # into which nobody writes
     try:
+        check_ordinary(path, "")
         data = json.loads(read_text_at_most(path, _MOST_BYTES, ""))
     except (ConfigError, ValueError, RecursionError) as problem:
         if isinstance(problem.__context__, FileNotFoundError):

@@ -49,6 +49,16 @@ def read_text_at_most(path: Path, most_bytes: int, what: str) -> str:
     return io.StringIO(text, newline=None).read()
 
 
+def check_ordinary(path: Path, what: str) -> None:
+    """Of a file in a directory that others made: a pipe in its place would be waited for. Raises ``ConfigError``."""
+    try:
+        mode = path.stat().st_mode
+    except OSError as problem:
+        raise ConfigError(f"{what}{path}: {why(problem)}") from None
+    if not stat.S_ISREG(mode):
+        raise ConfigError(f"{what}{path}: {'Is a directory' if stat.S_ISDIR(mode) else 'it is no ordinary file'}")
+
+
 def descriptor_sha256(descriptor: int, progress: Progress = None) -> str:
     """Hex digest, by reading: a look into a mapping that was cut off, or is on a disk that fails, ends the process."""
     digest, place = hashlib.sha256(), 0

@@ -30,7 +30,7 @@ from .engines.opening import Backend, BuiltEngines, GraphMode, chosen_backend, o
 from .engines.ort_settings import OrtSettings
 from .engines.protocol import Engine
 from .engines.row_check import refuse_unlike_rows
-from .errors import BundleError, ConfigError, InputError, why
+from .errors import BundleError, ConfigError
 from .intact import NEVER_ALTERED, Intact
 from .needs import Load, needs
 from .text.chat import ChatTemplate
@@ -163,10 +163,7 @@ class LoadedBundle:
         name = self.manifest.chat_template
         if name is None:
             raise BundleError(f"bundle {self.manifest.name!r} has no chat template")
-        try:
-            return ChatTemplate((self.directory / name).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, InputError) as problem:
-            raise BundleError(f"{self.directory / name}: {why(problem)}") from None
+        return ChatTemplate.read(self.directory / name)
 
     def decoder(
         self,

@@ -1,7 +1,7 @@
 """YAML as a person writes settings: words, numbers, lists and sections. Knows no key.
 
 What a setting has no use for and a reader trips over is refused by name: aliases, which can make gigabytes of a few
-lines, tags, which ask for types, and keys that stand twice, of which one would win in silence.
+lines, tags, which ask for types, and keys that stand twice or are merged (<<), of which one would win in silence.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ def read_yaml(path: Path, what: str = "") -> Any:
             for key, _ in node.value:
                 if not isinstance(key, yaml.ScalarNode):
                     raise ConfigError(f"line {key.start_mark.line + 1}: a key must be a word, not a list or a section")
+                if key.tag == "tag:yaml.org,2002:merge":
+                    raise ConfigError(f"line {key.start_mark.line + 1}: merges (<<) are not supported")
                 if key.value in seen:
                     raise ConfigError(f"line {key.start_mark.line + 1}: {key.value!r} stands twice")
                 seen.add(key.value)

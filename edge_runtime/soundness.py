@@ -9,9 +9,10 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .errors import BundleError
+from .graph_data import GRAPH_SUFFIX
 
 if TYPE_CHECKING:  # the bundle reads its manifest with the help of this module
     from .bundle import Manifest, Model
@@ -79,19 +80,29 @@ def _refuse_unlisted(path: Path, manifest: Manifest) -> None:
     used = [manifest.tokenizer.file, manifest.licence_file]
     used += [manifest.chat_template] if manifest.chat_template else []
     for model in manifest.models.values():
-        used += [model.body, model.head, *model.weights]
-        # Only a head that reads out itself goes without: the name of no file would be one that is missing.
-        used += [model.readout] if model.readout or model.dialect == "ort" else []
+        graphs = list(_graphs(model))
+        # What looks into graphs goes by their names; an engine reads whatever it is given.
+        misnamed = [] if model.dialect == "nf4" else [one for one in graphs if not one.endswith(GRAPH_SUFFIX)]
+        if misnamed:
+            raise BundleError(f"{path}: {misnamed[0]} is used as a graph, and is not called *{GRAPH_SUFFIX}")
+        used += [*graphs, *model.weights, *(tensor.file for tensor in model.table)]
         used += [model.embedding.file] if model.embedding else []
-        used += [model.screen.head, model.screen.readout] if model.screen else []
-        used += [name for name in (model.token_ids, model.stem) if name]
-        used += [model.lookup.graph] if model.lookup else []
-        used += [model.lanes.graph] if model.lanes else []
-        used += model.narrow.values()
-        used += [tensor.file for tensor in model.table]
+        used += [model.token_ids] if model.token_ids else []
     missing = sorted(set(used) - listed)
     if missing:
         raise BundleError(f"{path}: {', '.join(missing)} used but not in the list of files")
+
+
+def _graphs(model: Model) -> Iterator[str]:
+    """Files that an engine reads as graphs."""
+    yield from (model.body, model.head)
+    # Only a head that reads out itself goes without: the name of no file would be one that is missing.
+    if model.readout or model.dialect == "ort":
+        yield model.readout
+    yield from (model.screen.head, model.screen.readout) if model.screen else ()
+    yield from (one.graph for one in (model.lookup, model.lanes) if one)
+    yield from (model.stem,) if model.stem else ()
+    yield from (*model.narrow, *model.narrow.values())
 
 
 def _refuse_beyond(path: Path, ranges: Iterator[_Range], whose: str = "") -> None:

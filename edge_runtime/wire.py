@@ -12,7 +12,9 @@ from collections.abc import Iterator
 Field = tuple[int, "int | bytes"]
 """Number, and a varint or what is length-delimited; fixed ones are kept as ``Fixed``."""
 
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_VARINT, _FIXED64, BYTES, _FIXED32 = 0, 1, 2, 5
+_MOST_FIELDS = (1 << 29) - 1
+_CUT_OFF = "a message that is cut off"
 
 
 class Fixed(bytes):
@@ -30,7 +32,7 @@ def encode(fields: list[Field]) -> bytes:
         if isinstance(value, Fixed):
             parts += [_varint(number << 3 | (_FIXED32 if len(value) == 4 else _FIXED64)), value]
         elif isinstance(value, bytes):
-            parts += [_varint(number << 3 | _BYTES), _varint(len(value)), value]
+            parts += [_varint(number << 3 | BYTES), _varint(len(value)), value]
         else:
             parts += [_varint(number << 3 | _VARINT), _varint(value & (1 << 64) - 1)]
     return b"".join(parts)
@@ -38,23 +40,35 @@ def encode(fields: list[Field]) -> bytes:
 
 def decode(data: bytes) -> Iterator[Field]:
     """Raises ``ValueError`` where it is no message."""
-    at = 0
-    while at < len(data):
-        key, at = _read_varint(data, at)
-        number, kind = key >> 3, key & 7
+    for number, kind, value, end in spans(data, 0, len(data)):
         if kind == _VARINT:
-            value, at = _read_varint(data, at)
             yield number, value
+        else:
+            yield number, data[value:end] if kind == BYTES else Fixed(data[value:end])
+
+
+def spans(data: bytes, at: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
+    """Number, wire type, and a varint or where a value begins; and where it ends: of the message in ``data[at:stop]``,
+    of which nothing is copied. Raises ``ValueError``."""
+    while at < stop:
+        key, at = _read_varint(data, at, stop)
+        number, kind = key >> 3, key & 7
+        # Others cut it to 32 bits, and would take for a known field what is none here.
+        if not 0 < number <= _MOST_FIELDS:
+            raise ValueError(f"field {number} at byte {at}")
+        if kind == _VARINT:
+            value, at = _read_varint(data, at, stop)
+            yield number, kind, value, at
             continue
-        if kind == _BYTES:
-            size, at = _read_varint(data, at)
+        if kind == BYTES:
+            size, at = _read_varint(data, at, stop)
         elif kind in (_FIXED32, _FIXED64):
             size = 4 if kind == _FIXED32 else 8
         else:
             raise ValueError(f"wire type {kind} at byte {at}")
-        if at + size > len(data):
-            raise ValueError("a message that is cut off")
-        yield number, data[at : at + size] if kind == _BYTES else Fixed(data[at : at + size])
+        if at + size > stop:
+            raise ValueError(_CUT_OFF)
+        yield number, kind, at, at + size
         at += size
 
 
@@ -67,7 +81,7 @@ def unpacked(data: bytes) -> list[int]:
     """Varints in a row."""
     values, at = [], 0
     while at < len(data):
-        value, at = _read_varint(data, at)
+        value, at = _read_varint(data, at, len(data))
         values.append(value)
     return values
 
@@ -81,11 +95,11 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+def _read_varint(data: bytes, at: int, stop: int) -> tuple[int, int]:
     value = shift = 0
     while True:
-        if at >= len(data) or shift > 63:
-            raise ValueError("a message that is cut off")
+        if at >= stop or shift > 63:
+            raise ValueError(_CUT_OFF)
         byte = data[at]
         value |= (byte & 0x7F) << shift
         at, shift = at + 1, shift + 7

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from edge_runtime.errors import CheckpointError
 
 from .checkpoint import Checkpoint
+from .safetensors_file import read_json, read_text
 
+_MOST_CHARACTERS = 256 << 10
+"""The daemon runs no longer one."""
 _TURNS = """\
 {%- for message in messages %}
 {%- set role = 'model' if message['role'] == 'assistant' else message['role'] %}
@@ -70,11 +72,15 @@ FAMILY_TEMPLATES = {"gemma2": _GEMMA2, "gemma3": _GEMMA3, "gemma4": _GEMMA4}
 def template_for(checkpoint: Checkpoint) -> str:
     """Jinja source, rendered with trim_blocks and lstrip_blocks as transformers does.
 
-    Raises ``CheckpointError`` for a checkpoint's own template that does not parse.
+    Raises ``CheckpointError`` for a checkpoint's own template that does not parse, or that no daemon runs.
     """
     own = _own_template(checkpoint)
     if own is None:
         return FAMILY_TEMPLATES[checkpoint.config.family]
+    if len(own) > _MOST_CHARACTERS:
+        raise CheckpointError(
+            f"{checkpoint.path}: its chat template has {len(own)} characters, over {_MOST_CHARACTERS}"
+        )
     import jinja2
 
     try:
@@ -90,19 +96,11 @@ def _own_template(checkpoint: Checkpoint) -> str | None:
         return _default(checkpoint.metadata.get("tokenizer.chat_template"))
     path = checkpoint.path / "chat_template.jinja"
     if path.is_file():
-        try:
-            return path.read_text(encoding="utf-8")
-        except UnicodeDecodeError as problem:
-            raise CheckpointError(f"{path}: {problem}") from None
+        return read_text(path)
     # The second is where multimodal Gemma 3 keeps it, with its image processor's.
     for name in ("tokenizer_config.json", "chat_template.json"):
         path = checkpoint.path / name
-        if not path.is_file():
-            continue
-        try:
-            given = _default(json.loads(path.read_text(encoding="utf-8")).get("chat_template"))
-        except (ValueError, AttributeError, RecursionError) as problem:
-            raise CheckpointError(f"{path}: not a tokenizer's settings: {problem}") from None
+        given = _default(read_json(path).get("chat_template")) if path.is_file() else None
         if given is not None:
             return given
     return None

@@ -265,6 +265,8 @@ def gguf_checkpoint(file: GgufFile) -> MappedCheckpoint:
     for name, span in file.tensors.items():
         entry = StoredTensor(name, path, span, file.mapping)
         canonical = _gguf_name(name)
+        if canonical in stored:  # blk.00 is blk.0
+            raise CheckpointError(f"{path}: {name} repeats {stored[canonical].name}")
         if canonical is not None:
             stored[canonical] = entry
         elif name == "output.weight":
@@ -315,6 +317,8 @@ def stored_tensors(files: Sequence[SafetensorsFile]) -> tuple[dict[str, StoredTe
             entry = StoredTensor(name, file.path, span, file.mapping)
             canonical = _hf_name(name, file.path)
             if name in _HF_HEADS:
+                if head is not None:
+                    raise CheckpointError(f"{file.path}: {name} repeats {head.name}")
                 head = entry
             elif canonical is not None:
                 if canonical in stored:

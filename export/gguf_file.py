@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_runtime.errors import CheckpointError
+from edge_runtime.errors import CheckpointError, ConfigError, why
+from edge_runtime.files import check_ordinary
 from export.gguf_blocks import KINDS, row_bytes
 
 _KIND_NAMES = {kind.type_id: name for name, kind in KINDS.items()}
@@ -66,11 +67,11 @@ def map_file(path: Path) -> mmap.mmap:
         CheckpointError: it is absent, unreadable or empty.
     """
     try:
+        check_ordinary(path, "")
         with path.open("rb") as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise CheckpointError(f"{path}: cannot be read: {reason}") from error
+    except (ConfigError, OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {why(error).removeprefix(f'{path}: ')}") from error
 
 
 def open_gguf(path: Path) -> GgufFile:

@@ -37,7 +37,7 @@ from .checkpoint import Checkpoint
 from .gemma import head_ops
 from .graph import Embed, Gelu, Graph, Join, Linear, Op, RmsNorm, Rows, Scale, Sum
 from .safetensors_file import read_json
-from .training.checkpoint import CONFIG_NAME, RECORD_NAME, WEIGHTS_NAME, read_tensors, write_tensors
+from .training.checkpoint import CONFIG_NAME, RECORD_NAME, WEIGHTS_NAME, read_tensors, refuse_no_numbers, write_tensors
 
 MODEL_TYPE = "edge_heads"
 _MOST_HEADS = 16
@@ -88,6 +88,7 @@ def load_heads(directory: Path) -> FittedHeads:
         raise CheckpointError(f"{path}: {config.heads} heads, not 1 to {_MOST_HEADS}")
     if min(config.hidden_size, config.inner, config.head_rows, config.vocab_size) < 1:
         raise CheckpointError(f"{path}: a size is not positive")
+    refuse_no_numbers(path, asdict(config))
     arrays = read_tensors(weights)
     ids = arrays.pop("token_ids", None)
     if ids is None or ids.dtype != np.int64 or ids.shape != (config.head_rows,):

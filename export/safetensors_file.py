@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeGuard
 
 from edge_runtime.errors import CheckpointError, ConfigError
-from edge_runtime.files import read_text_at_most
+from edge_runtime.files import check_ordinary, read_text_at_most
 from export.gguf_file import Span, map_file, refuse_overlap
 
 _MAX_HEADER_BYTES = 100_000_000
@@ -25,8 +25,8 @@ _ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I8": 1, "U8":
 _MOST_DIMS, _WIDEST = 8, 8
 _NUMBERS = 1 << 63
 """JSON has numbers of any length: who multiplies, adds or prints them takes as long."""
-_MOST_JSON_BYTES = 1 << 26
-"""Twice a ``tokenizer.json`` of 262,144 pieces."""
+MOST_BESIDE = 1 << 26
+"""Bytes of what stands beside weights: twice a ``tokenizer.json`` of 262,144 pieces."""
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 PICKLED = "{} is a pickle, a program that runs when it is read; save its weights as safetensors"
@@ -47,14 +47,25 @@ def read_json(path: Path) -> dict[str, object]:
         CheckpointError: absent, unreadable, not JSON or not an object.
     """
     try:
-        parsed = json.loads(read_text_at_most(path, _MOST_JSON_BYTES, ""))
-    except ConfigError as problem:
-        raise CheckpointError(f"{path}: cannot be read: {str(problem).removeprefix(f'{path}: ')}") from None
+        parsed = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not valid JSON ({error})") from error
     if not isinstance(parsed, dict):
         raise CheckpointError(f"{path}: must hold a JSON object")
     return parsed
+
+
+def read_text(path: Path) -> str:
+    """Of what stands beside weights. Raises ``CheckpointError``: absent, unreadable, too long, or no text."""
+    try:
+        check_ordinary(path, "")
+        return read_text_at_most(path, MOST_BESIDE, "")
+    except ConfigError as problem:
+        raise unreadable(path, problem) from None
+
+
+def unreadable(path: Path, problem: ConfigError) -> CheckpointError:
+    return CheckpointError(f"{path}: cannot be read: {str(problem).removeprefix(f'{path}: ')}")
 
 
 def open_safetensors(path: Path) -> SafetensorsFile:

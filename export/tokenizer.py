@@ -23,9 +23,11 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from edge_runtime.errors import CheckpointError, first_line, why
+from edge_runtime.errors import CheckpointError, ConfigError, first_line, why
+from edge_runtime.files import read_at_most
 
 from .checkpoint import Checkpoint
+from .safetensors_file import MOST_BESIDE, read_json, unreadable
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 """Types of pieces, the same in a sentencepiece model and a GGUF."""
@@ -92,12 +94,19 @@ def build_tokenizer_model(checkpoint: Checkpoint) -> TokenizerModel:
     if checkpoint.kind == "gguf":
         model = _serialised(_from_gguf(checkpoint.metadata, path), path)
     elif (path / "tokenizer.model").is_file():
-        model = _with_markers((path / "tokenizer.model").read_bytes(), path)
+        model = _with_markers(_bytes_of(path / "tokenizer.model"), path)
     elif (path / "tokenizer.json").is_file():
         model = _serialised(_from_json(path / "tokenizer.json"), path)
     else:
         raise CheckpointError(f"{path}: no tokenizer.model and no tokenizer.json")
     return _described(model, checkpoint)
+
+
+def _bytes_of(path: Path) -> bytes:
+    try:
+        return read_at_most(path, MOST_BESIDE, "")
+    except ConfigError as problem:
+        raise unreadable(path, problem) from None
 
 
 def vocabulary_difference(ours: Sequence[str], theirs: Sequence[str]) -> list[tuple[int, str | None, str | None]]:
@@ -174,11 +183,11 @@ def _token_id(metadata: Mapping[str, Any], path: Path, name: str, default: int) 
 
 def _from_json(path: Path) -> _Pieces:
     """Raises ``CheckpointError`` for what is no byte-fallback BPE over escaped spaces."""
+    data: Mapping[str, Any] = read_json(path)
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
         _refuse_features(data, path)
         return _table(data["model"], data.get("added_tokens") or [])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as problem:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as problem:
         raise CheckpointError(f"{path}: not a tokenizer: {problem!r}") from None
 
 
@@ -249,8 +258,8 @@ def _special_ids(path: Path) -> dict[int, str]:
     given = path / "tokenizer_config.json"
     if not given.is_file():
         return {}
+    added: Any = read_json(given).get("added_tokens_decoder", {})
     try:
-        added = json.loads(given.read_text(encoding="utf-8")).get("added_tokens_decoder", {})
         return {int(i): token["content"] for i, token in added.items() if token.get("special")}
     except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as problem:
         raise CheckpointError(f"{given}: not a tokenizer's settings: {problem}") from None

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import tracemalloc
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import onnx
 import pytest
+from fuzz.targets.wire import mutate, taking_from
+from google.protobuf.message import DecodeError
 
 from edge_runtime.bundle import (
     MANIFEST_NAME,
@@ -24,8 +30,10 @@ from edge_runtime.bundle import (
     write_manifest,
 )
 from edge_runtime.errors import BundleError, ConfigError, InputError
+from edge_runtime.graph_data import locations
 from edge_runtime.schema import structure
-from edge_runtime.wire import encode
+from edge_runtime.soundness import refuse_commands
+from edge_runtime.wire import Field, Fixed, encode
 
 FILES = ("target.body.onnx", "target.head.onnx", "target.readout.onnx", "target.weights", "tokenizer.model", "NOTICE")
 
@@ -146,13 +154,36 @@ def test_a_file_outside_the_bundle_is_refused(bundle: Path, name: str) -> None:
         read_manifest(bundle)
 
 
-def _graph(*locations: str) -> bytes:
-    """A model whose tensors lie elsewhere: an initializer, a constant of a node, and one in a branch of a branch."""
-    tensors = [encode([(13, encode([(1, b"location"), (2, one.encode())])), (14, 1)]) for one in locations]
-    plain, constant, branch = (*tensors, b"", b"", b"")[:3]
-    inner = encode([(1, encode([(5, encode([(6, encode([(5, branch)]))]))]))])
-    graph = encode([(5, plain), (1, encode([(5, encode([(5, constant)]))])), (1, encode([(5, encode([(11, inner)]))]))])
-    return encode([(7, graph)])
+def _taken_from(message: Any) -> Iterator[str]:
+    """By the definition: every tensor's external data, wherever the message has one."""
+    for field, value in message.ListFields():
+        if field.type == field.TYPE_MESSAGE:
+            for inner in value if field.is_repeated else [value]:
+                yield from _taken_from(inner)
+    if isinstance(message, onnx.TensorProto):
+        for entry in message.external_data:
+            if entry.key == "location":  # what is no UTF-8 comes as bytes
+                yield entry.value if isinstance(entry.value, str) else entry.value.decode("utf-8", "backslashreplace")
+
+
+def test_all_that_a_graph_takes_data_from_is_found() -> None:
+    """Held against protobuf's own reader, of whatever it takes for a graph."""
+    rng, taken = Random(5), 0
+    pool = [taking_from("target.weights", "../x", "/etc/passwd")]
+    for _ in range(1500):
+        data = mutate(rng.choice(pool), rng)
+        try:
+            theirs = set(_taken_from(onnx.ModelProto.FromString(data)))
+        except DecodeError:
+            continue
+        pool += [data] if theirs else []
+        taken += len(theirs)
+        try:
+            ours = set(locations(data))
+        except ValueError:
+            continue  # nothing is run of it
+        assert theirs <= ours
+    assert taken > 500
 
 
 def _replace(bundle: Path, name: str, data: bytes) -> None:
@@ -171,17 +202,55 @@ def _replace(bundle: Path, name: str, data: bytes) -> None:
 )
 def test_graphs_take_data_from_listed_files_alone(bundle: Path, location: str, place: int) -> None:
     named = ["target.weights"] * 3
-    _replace(bundle, "target.body.onnx", _graph(*named))
+    _replace(bundle, "target.body.onnx", taking_from(*named))
     verify_files(bundle, read_manifest(bundle))
     (bundle / "unlisted").write_bytes(b"x")
     named[place] = location
-    _replace(bundle, "target.body.onnx", _graph(*named))
+    _replace(bundle, "target.body.onnx", taking_from(*named))
     with pytest.raises(BundleError, match=rf"takes data from '{re.escape(location)}', which is no listed file"):
         verify_files(bundle, read_manifest(bundle), hashes=False)
 
 
-@pytest.mark.parametrize("data", [b"\xff" * 20, b"\x0b\x0c", encode([(7, b"\x0a\xff")])])
-def test_what_cannot_be_read_is_no_graph(bundle: Path, data: bytes) -> None:
+@pytest.mark.parametrize("name", ["target.body", "target.body.pb", "target.body.ONNX", "target.body.ort"])
+def test_a_graph_by_any_other_name_is_none(bundle: Path, name: str) -> None:
+    """onnxruntime reads a graph whatever it is called; what a graph takes data from is looked up by its name."""
+    entries = json.loads((bundle / MANIFEST_NAME).read_text())["files"]
+    twin = {**entries[0], "name": name}
+    target = json.loads((bundle / MANIFEST_NAME).read_text())["models"]["target"]
+    lookup, lanes = {"graph": name, "width": 8}, {"graph": name, "count": 2}
+    screens = [{"head": name, "readout": FILES[2], "rescored": 8}, {"head": FILES[1], "readout": name, "rescored": 8}]
+    edits: list[dict[str, Any]] = [{key: name} for key in ("body", "head", "readout", "stem")]
+    edits += [{"lookup": lookup}, {"lanes": lanes}, *({"screen": one} for one in screens)]
+    edits += [{"narrow": {name: FILES[0]}}, {"narrow": {FILES[0]: name}}]
+    for edit in edits:
+        _edit(bundle, files=[*entries, twin], models={"target": target | edit})
+        with pytest.raises(BundleError, match=f"{re.escape(name)} is used as a graph, and is not called"):
+            read_manifest(bundle)
+
+
+@pytest.mark.parametrize("field", [(2, 5), (1, 5), (2, Fixed(bytes(4))), (1, Fixed(bytes(8)))])
+def test_a_place_that_a_field_of_another_type_seems_to_replace(bundle: Path, field: Field) -> None:
+    """Which is an unknown one, and replaces nothing."""
+    entry = encode([(1, b"location"), (2, b"../outside"), field])
+    tensor = encode([(13, entry), (14, 1)])
+    _replace(bundle, "target.body.onnx", encode([(7, encode([(5, tensor)]))]))
+    with pytest.raises(BundleError, match=r"takes data from '\.\./outside'"):
+        verify_files(bundle, read_manifest(bundle))
+
+
+def test_a_number_of_a_field_that_an_engine_cuts_to_32_bits(bundle: Path) -> None:
+    """protobuf drops what is beyond them, and reads a graph where a stricter reader would see an unknown field."""
+    graph = taking_from("../outside")
+    far = (7 + (1 << 29)) << 3 | 2
+    tag = bytes(far >> 7 * i & 0x7F | 0x80 for i in range(4)) + bytes([far >> 28])
+    assert graph[0] == 7 << 3 | 2 and far & 0xFFFFFFFF == graph[0]
+    _replace(bundle, "target.body.onnx", tag + graph[1:])
+    with pytest.raises(BundleError, match="no graph of ONNX: field 536870919"):
+        verify_files(bundle, read_manifest(bundle))
+
+
+@pytest.mark.parametrize("data", [b"\xff" * 20, b"\x0b\x0c", b"\x02\x00", encode([(7, b"\x0a\xff")])])
+def test_what_cannot_be_read_is_notaking_from(bundle: Path, data: bytes) -> None:
     """An engine may be more patient: it would read what was not looked at."""
     _replace(bundle, "target.body.onnx", data)
     with pytest.raises(BundleError, match="no graph of ONNX"):
@@ -195,6 +264,28 @@ def test_graphs_within_graphs_without_end(bundle: Path) -> None:
     _replace(bundle, "target.body.onnx", encode([(7, data)]))
     with pytest.raises(BundleError, match="nested too deeply"):
         verify_files(bundle, read_manifest(bundle))
+
+
+def test_graphs_within_graphs_are_not_copied_at_each_level(bundle: Path) -> None:
+    data = encode([(1, encode([(7, bytes(1 << 20))]))])
+    for _ in range(30):
+        data = encode([(1, encode([(5, encode([(6, data)]))]))])
+    _replace(bundle, "target.body.onnx", encode([(7, data)]))
+    tracemalloc.start()
+    try:
+        verify_files(bundle, read_manifest(bundle), hashes=False)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_names_are_looked_at_however_deep_they_lie(bundle: Path) -> None:
+    """From Python 3.12 on, JSON is read deeper than a function may call itself."""
+    deep: Any = "a\x1bb"
+    for _ in range(20_000):
+        deep = {"a": [deep]}
+    with pytest.raises(BundleError, match="which no name has"):
+        refuse_commands(bundle, "it", deep)
 
 
 def test_links_that_lead_out_of_a_bundle(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

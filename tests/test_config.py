@@ -205,6 +205,7 @@ def test_a_path_through_a_link_leads_where_the_system_says(tmp_path: Path) -> No
         ("bundle: " + "[" * 5000 + "\n", ""),
         ("bundle: b\nengine: &a {k: 1}\nserver: *a\n", "line 3: aliases"),
         ("bundle: b\nbase: &a {k: 1}\nengine: {<<: *a}\n", "aliases"),
+        ("bundle: b\nengine: {k: 1, <<: {k: 2}}\n", "line 2: merges (<<) are not supported"),
         ("bundle: b  " + "#" * (1 << 20), "more than 256 KiB"),
     ],
 )

@@ -1,18 +1,28 @@
-"""What is read is data: nothing in the sources runs what a file, a checkpoint or a client says."""
+"""What is read is data: nothing in the sources runs what a file, a checkpoint or a client says; and of a directory that
+others made nothing is waited for, nor read without a bound."""
 
 from __future__ import annotations
 
 import ast
 import json
+import os
 import pickle
 import re
+import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from fuzz.targets import tokenizer_model
 
-from edge_runtime.errors import CheckpointError
+from edge_runtime.bundle import read_manifest
+from edge_runtime.engines.engine_record import read_record
+from edge_runtime.errors import BundleError, CheckpointError, InputError
+from edge_runtime.text.chat import ChatTemplate
+from export.chat_template import template_for
 from export.checkpoint import open_checkpoint
+from export.tokenizer import build_tokenizer_model
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted(path for top in ("edge_runtime", "export", "tools", "examples") for path in (ROOT / top).rglob("*.py"))
@@ -145,3 +155,58 @@ def test_a_checkpoint_that_is_a_program_is_refused_unread(tmp_path: Path, name: 
     with pytest.raises(CheckpointError) as caught:
         open_checkpoint(tmp_path)
     assert len(str(caught.value).splitlines()) == 1 and not mark.exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "generation_config.json", "model.safetensors.index.json", "tokenizer.model", "tokenizer.json",
+     "tokenizer_config.json", "chat_template.jinja", "chat_template.json"],
+)  # fmt: skip
+def test_what_stands_beside_weights_is_read_up_to_a_bound(tmp_path: Path, name: str) -> None:
+    """A file with nothing in it takes no room on a disk, and all memory where it is read whole."""
+    tokenizer_model.prepare(tmp_path)
+    if name.startswith("tokenizer"):
+        (tmp_path / "tokenizer.model").write_bytes(tokenizer_model.seeds()[0])
+    if name == "tokenizer.json":
+        (tmp_path / "tokenizer.model").unlink()
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(1 << 40)
+    read = build_tokenizer_model if name.startswith("tokenizer") else template_for
+    with pytest.raises(CheckpointError, match=rf"{name}: cannot be read: more than 64 MiB"):
+        read(open_checkpoint(tmp_path))
+
+
+def test_a_template_of_a_bundle_is_read_up_to_a_bound(tmp_path: Path) -> None:
+    with (tmp_path / "chat_template.jinja").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(BundleError, match="more than 1 MiB"):
+        ChatTemplate.read(tmp_path / "chat_template.jinja")
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "model.safetensors", "x.safetensors", "x.gguf", "bundle.json", "engine.json"]
+)
+def test_a_pipe_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    """An archive may hold one."""
+    tokenizer_model.prepare(tmp_path)
+    if name.endswith(".safetensors"):
+        (tmp_path / "model.safetensors").unlink()
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    read = {"bundle.json": read_manifest, "engine.json": read_record}.get(name, open_checkpoint)
+    with only_for_seconds(30), pytest.raises(InputError, match=rf"{name}.*: it is no ordinary file"):
+        read(tmp_path / name if name == "x.gguf" else tmp_path)
+
+
+@contextmanager
+def only_for_seconds(seconds: int) -> Iterator[None]:
+    def over(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, over)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)

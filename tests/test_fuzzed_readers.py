@@ -16,10 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 from fuzz.bench import Bench
-from fuzz.gemma_seeds import CONFIG, gguf_gemma, gguf_of, safetensors_file, tokenizer_json
+from fuzz.gemma_seeds import CONFIG, gguf_gemma, gguf_of, safetensors_file, safetensors_gemma, tokenizer_json
 from fuzz.gguf_bytes import ARRAY, STRING, Meta, Parts, Tensor, Text, numbers, scalar, strings
 from fuzz.hostile import edit_bytes
+from fuzz.judge import WEIGHED_EVERY, Judge
 from fuzz.targets import bench_record, manifest, names, target, tokenizer_model
+from fuzz.targets.checkpoint_config import DRAFTER, HEADS
 
 from edge_runtime.bundle import read_manifest
 from edge_runtime.doctor.probes.graphs import Constant, Edge, Node, model
@@ -27,6 +29,7 @@ from edge_runtime.doctor.probes.layers import shapes_of
 from edge_runtime.engines.token_ids import read_token_ids
 from edge_runtime.errors import BundleError, ConfigError, InputError, one_line
 from edge_runtime.files import read_at_most
+from edge_runtime.text.sandbox import MAX_SOURCE
 from export.training.arrays import read_array, read_arrays
 from export.training.features import read_part
 
@@ -44,9 +47,29 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
 @pytest.mark.parametrize("bench", names(), indirect=True)
 def test_spoilt_files_are_read_or_refused_in_one_line(bench: Bench, request: pytest.FixtureRequest) -> None:
     name = request.node.callspec.params["bench"]
-    judge = bench.loop(INPUTS.get(name, 600), seed=20)
+    inputs = INPUTS.get(name, 600)
+    judge = bench.loop(inputs, seed=20)
     assert {kind: told for kind, (told, _) in judge.findings.items()} == {}
     assert judge.counts["refused"] > 10  # the spoilt ones are
+    assert judge.counts["read"] > inputs // 60  # and what lies behind the first look is reached
+
+
+def test_what_is_slow_because_it_is_weighed_is_no_finding() -> None:
+    """tracemalloc walks the whole stack at each allocation: a reader that nests takes forty times as long."""
+
+    def nested(depth: int) -> None:
+        if depth:
+            nested(depth - 1)
+        else:
+            for _ in range(1_000_000):
+                list(range(2))
+
+    judge = Judge(judged=WEIGHED_EVERY - 1)
+    assert judge.judge(lambda _, data: nested(700), b"x")
+    assert judge.findings == {}
+    judge = Judge(judged=WEIGHED_EVERY - 1)
+    assert not judge.judge(lambda _, data: bytearray(8 << 20), b"x")
+    assert list(judge.findings) == ["memory"]
 
 
 def _gguf(edit: Callable[[Parts], object], kind: int = 8) -> bytes:
@@ -72,6 +95,15 @@ def _with_tensor(tensor: Tensor, data: bytes = b"") -> bytes:
 HALF_INFINITY = struct.pack("<e", math.inf)
 GGUF_FAULTS = {
     "tensors over the same bytes": (_gguf(lambda parts: setattr(parts.tensors[3], "offset", 0)), "overlap"),
+    "one tensor by two names": (
+        _gguf(
+            lambda parts: (
+                parts.tensors.append(Tensor(Text(b"blk.00.attn_norm.weight"), [32], 0, len(parts.tail)))
+                or setattr(parts, "tail", parts.tail + bytes(128))
+            )
+        ),
+        "blk.00.attn_norm.weight repeats blk.0.attn_norm.weight",
+    ),
     "three dimensions": (_with_tensor(Tensor(Text(b"t"), [2, 2, 2], 0, 0), bytes(32)), "3 dimensions"),
     "a scale that is infinite": (
         _with_tensor(Tensor(Text(b"t"), [32, 1], 2, 0), HALF_INFINITY + bytes(16)),
@@ -140,6 +172,15 @@ def _two(*entries: Any) -> str:
     return f'{{"a": {_entry(*entries[:3])}, "b": {_entry(*entries[3:])}}}'
 
 
+def _two_heads() -> bytes:
+    whole = safetensors_gemma("F16", head=True)
+    size = int.from_bytes(whole[:8], "little")
+    header = json.loads(whole[8 : 8 + size])
+    begin, end = header["lm_head.weight"]["data_offsets"]
+    header["model.lm_head.weight"] = header["lm_head.weight"] | {"data_offsets": [end, end + end - begin]}
+    return safetensors_file(json.dumps(header).encode(), whole[8 + size :] + bytes(end - begin))
+
+
 DIGITS = "9" * 4300
 SAFETENSORS_FAULTS = {
     "a name twice": (_header(_two("I8", [1], [0, 1], "I8", [1], [1, 2]).replace('"b"', '"a"'), b"12"), "twice"),
@@ -149,6 +190,7 @@ SAFETENSORS_FAULTS = {
     "offsets of 4,300 digits": (_header(_one("F32", [1], f"[0, {DIGITS}]")), "malformed"),
     "lengths of 4,300 digits": (_header(_one("F32", "[" + ", ".join([DIGITS] * 40) + "]", [0, 0])), "malformed"),
     "seventy dimensions": (_header(_one("I8", [1] * 70, [0, 1]), b"0"), "70 dimensions"),
+    "two heads": (_two_heads(), "model.lm_head.weight repeats lm_head.weight"),
     "no dimension": (_header(_one("F32", [], [0, 4]), bytes(4)), "0 dimensions"),
     "scales that are too large": (
         _header(_two("I8", [1, 32], [0, 32], "F32", [1, 1], [32, 36]).replace('"b"', '"a.scales"'),
@@ -173,6 +215,12 @@ CONFIG_FAULTS = {
     "a kind that is an object": (_json({"model_type": {"a": 1}}), "not supported"),
     "a number beyond float": (_json(CONFIG, rms_norm_eps=10**400), "positive number"),
     "a number near the end of float": (_json(CONFIG, rope_theta=1e308), "positive number"),
+    "a drafter's constant that is none": (_json(DRAFTER, rope_theta=math.nan), "rope_theta must be a positive number"),
+    "a drafter's constant below zero": (_json(DRAFTER, final_softcap=-1.0), "final_softcap must be a positive number"),
+    "heads' constant beyond float": (_json(HEADS, embed_scale=math.inf), "embed_scale must be a positive number"),
+    "heads that share no keys": (_json(DRAFTER, heads=4, kv_heads=3, head_dim=2), "4 heads over 3, of"),
+    "a window of nothing": (_json(DRAFTER, window=0), "a window of 0"),
+    "a head of odd width": (_json(DRAFTER, heads=8, kv_heads=4, head_dim=1), "head_dim 1"),
     "a kind of 4,000 digits": (b'{"model_type": ' + b"9" * 4000 + b"}", "not supported"),
 }
 TOKENIZER_JSON_FAULTS = {
@@ -181,6 +229,7 @@ TOKENIZER_JSON_FAULTS = {
     "an added token that is a number": (_tokens(lambda tree: tree["added_tokens"][3].update(content=7)), "no text"),
     "half a surrogate pair": (_tokens(lambda tree: tree["model"]["vocab"].update({"\udcff": 200})), "surrogates"),
     "a template that nests": (_json({"chat_template": "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}"}), "too deeply"),
+    "a template that no daemon runs": (_json({"chat_template": "x" * (MAX_SOURCE + 1)}), "characters, over 262144"),
     "a template's name that is an object": (_json({"chat_template": [{"name": {}, "template": "x"}]}), "tokenizer"),
 }
 BOMB = "a: &a {x: 1, y: 2}\n" + "".join(

@@ -238,5 +238,25 @@ def test_a_damaged_file_is_one_line(bundle: Bundle, tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
     layers = manifest.models["target"].layers[:-1]
     model = replace(manifest.models["target"], layers=layers)
-    with pytest.raises(BundleError, match="not what the manifest says"):
+    with pytest.raises(BundleError, match="and the manifest says"):
         Nf4Engine(directory, replace(manifest, models={"target": model}), "target", SETTINGS)
+
+
+def test_settings_that_no_model_has_are_one_line(bundle: Bundle, tmp_path: Path) -> None:
+    directory, manifest = bundle
+    name = "target.nf4.safetensors"
+    whole = (directory / name).read_bytes()
+    size = int.from_bytes(whole[:8], "little")
+    header, data = json.loads(whole[8 : 8 + size]), whole[8 + size :]
+    settings = json.loads(header["__metadata__"]["config"])
+    edits: list[Any] = [[], {"model_type": ["gemma2"]}, {"model_type": {}}]
+    edits += [settings | {"num_hidden_layers": count} for count in (0, 1 << 40, "two", None)]
+    edits += [settings | {key: given} for key in ("hidden_size", "num_attention_heads", "head_dim", "layer_types")
+              for given in (0, -1, 1 << 62, "x", [], {})]  # fmt: skip
+    for edit in (*(json.dumps(one) for one in edits), "[" * 100_000):
+        header["__metadata__"]["config"] = edit
+        text = json.dumps(header).encode()
+        (tmp_path / name).write_bytes(len(text).to_bytes(8, "little") + text + data)
+        with pytest.raises(BundleError) as caught:
+            Nf4Engine(tmp_path, manifest, "target", SETTINGS)
+        assert str(caught.value).isprintable()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import ConfigError, why
-from ..files import read_text_at_most
+from ..files import check_ordinary, read_text_at_most
 from ..schema import plain, structure
 
 RECORD_NAME = "engine.json"
@@ -141,6 +141,7 @@ def read_record(directory: Path) -> EngineRecord | None:
     if path.is_fifo():
         raise EngineMismatch(f"{path} cannot be read: it is a pipe; {again}")
     try:
+        check_ordinary(path, "")
         data = json.loads(read_text_at_most(path, _MOST_BYTES, ""))
     except ConfigError as problem:
         raise EngineMismatch(f"{problem}; {again}") from None

@@ -17,11 +17,11 @@ def read_token_ids(directory: Path, model: Model) -> Ids | None:
         return None
     path = directory / model.token_ids
     try:
-        ids = np.fromfile(path, dtype="<i8")
         size = path.stat().st_size
+        ids = np.fromfile(path, "<i8", model.vocab_size) if size == 8 * model.vocab_size else None
     except OSError as problem:
         raise BundleError(f"{path} cannot be read: {why(problem)}") from None
-    if size != 8 * model.vocab_size or ids.min() < 0 or np.any(np.diff(ids) <= 0):
+    if ids is None or ids.min() < 0 or np.any(np.diff(ids) <= 0):
         raise BundleError(f"{model.token_ids}: not {model.vocab_size} rising token ids")
     return ids
 

@@ -29,6 +29,8 @@ FORMAT = "edge-runtime nf4 1"
 """What the file's metadata says under ``format``."""
 _ATTENTION = "edge_runtime"
 _FAMILIES = {"gemma2": ("Gemma2Config", "Gemma2Model"), "gemma3_text": ("Gemma3TextConfig", "Gemma3TextModel")}
+_SIZES = ("hidden_size", "intermediate_size", "head_dim",
+          "num_hidden_layers", "num_attention_heads", "num_key_value_heads")  # fmt: skip
 _CAST_ROWS = 16384
 _UNBOUNDED = ("o_proj", "down_proj")
 """Products whose input no norm has bounded: in float16 it is scaled by its largest value first."""
@@ -69,6 +71,9 @@ class Nf4Model:
         self._step = Step()
         settings, tensors = _read(path, device)
         config_name, model_name = _FAMILIES[settings.pop("model_type")]
+        if settings.get("num_hidden_layers") != len(windows):
+            found = f"{settings.get('num_hidden_layers')} layers"
+            raise BundleError(f"{path}: {found:.80}, and the manifest says {len(windows)}")
         try:
             config = getattr(transformers, config_name)(**settings)
             self._final_softcap = config.final_logit_softcapping
@@ -78,13 +83,11 @@ class Nf4Model:
             # The embedding is the head as well, but for one of fewer rows.
             self._head = tensors.pop("head.weight", self._table)
             self._fill(tensors)
-        except (AttributeError, KeyError, TypeError, ValueError) as problem:
+        except Exception as problem:  # whatever transformers and torch make of settings that no model has
             raise BundleError(f"{path} does not load: {first_line(problem)}") from problem
-        layers = self._model.layers
-        if len(layers) != len(windows) or self._head.shape != (vocab_size, config.hidden_size):
-            shape = tuple(self._head.shape)
-            raise BundleError(f"{path}: {len(layers)} layers and a head of {shape}, not what the manifest says")
-        for index, (layer, window) in enumerate(zip(layers, windows, strict=True)):
+        if self._head.shape != (vocab_size, config.hidden_size):
+            raise BundleError(f"{path}: a head of {tuple(self._head.shape)}, not what the manifest says")
+        for index, (layer, window) in enumerate(zip(self._model.layers, windows, strict=True)):
             layer.self_attn.edge_attention = _Attention(torch, self._step, index, window, self.compute)
 
     @property
@@ -284,6 +287,9 @@ def _read(path: Path, device: Device) -> tuple[dict[str, Any], dict[str, Any]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
     except (OSError, KeyError, ValueError, RuntimeError, safetensors.SafetensorError) as problem:
         raise BundleError(f"{path} does not load: {first_line(problem)}") from problem
-    if not isinstance(settings, dict) or settings.get("model_type") not in _FAMILIES:
+    if not isinstance(settings, dict) or settings.get("model_type") not in tuple(_FAMILIES):
         raise BundleError(f"{path}: neither a Gemma 2 nor a Gemma 3")
+    wrong = next((key for key in _SIZES if type(settings.get(key)) is not int or settings[key] < 1), None)
+    if wrong is not None:
+        raise BundleError(f"{path}: {wrong} is no size: {settings.get(wrong)!r:.80}")
     return settings, tensors

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
+from ..errors import BundleError, ConfigError, InputError
+from ..files import read_text_at_most
 from .message import Message, Tool
-from .sandbox import Template
+from .sandbox import MAX_SOURCE, Template
 from .tokenizer import GUARD, Tokenizer, guarded
 from .tools import without_tools
 
@@ -23,6 +26,16 @@ class ChatTemplate:
     def __init__(self, source: str, bos: str = "<bos>", eos: str = "<eos>") -> None:
         self._template = Template(source)
         self._bos, self._eos = bos, eos
+
+    @classmethod
+    def read(cls, path: Path) -> ChatTemplate:
+        """Of a bundle. Raises ``BundleError``."""
+        try:
+            return cls(read_text_at_most(path, 4 * MAX_SOURCE, ""))
+        except ConfigError as problem:
+            raise BundleError(str(problem)) from None
+        except InputError as problem:
+            raise BundleError(f"{path}: {problem}") from None
 
     def render(self, messages: Sequence[Message], *, answer: bool = True) -> str:
         """The conversation, and with ``answer`` the opening of the model's next turn. For reading: see ``encode``.

@@ -164,6 +164,11 @@ def load_drafter(directory: Path) -> TrainedDrafter:
     config = structure(DrafterConfig, given, CheckpointError, str(path))
     if min(config.head_rows, *(size for shape in expected_shapes(config).values() for size in shape)) < 1:
         raise CheckpointError(f"{path}: a size is not positive")
+    refuse_no_numbers(path, asdict(config))
+    if config.heads % config.kv_heads or config.head_dim % 2:
+        raise CheckpointError(f"{path}: {config.heads} heads over {config.kv_heads}, of head_dim {config.head_dim}")
+    if config.window is not None and config.window < 1:
+        raise CheckpointError(f"{path}: a window of {config.window}")
     arrays = read_tensors(directory / WEIGHTS_NAME)
     weights = directory / WEIGHTS_NAME
     ids = arrays.pop("token_ids", None)
@@ -188,6 +193,13 @@ def load_drafter(directory: Path) -> TrainedDrafter:
     record = directory / RECORD_NAME
     told = read_json(record) if record.is_file() else {}
     return TrainedDrafter(config, {name: arrays[name].astype(np.float32) for name in arrays}, ids, dict(told))
+
+
+def refuse_no_numbers(path: Path, config: Mapping[str, Any]) -> None:
+    """Constants that a graph would be made with: JSON of Python's knows NaN. Raises ``CheckpointError``."""
+    for name, value in config.items():
+        if isinstance(value, float) and not 0.0 < value < math.inf:
+            raise CheckpointError(f"{path}: {name} must be a positive number, not {value}")
 
 
 def save_drafter(directory: Path, drafter: TrainedDrafter, dtype: str = "F16") -> None:

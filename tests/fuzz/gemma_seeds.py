@@ -6,7 +6,7 @@ import json
 import struct
 from typing import Any
 
-from .gguf_bytes import ARRAY, STRING, Meta, Parts, Tensor, Text, numbers, scalar, strings
+from .gguf_bytes import ARRAY, PLAIN, STRING, Meta, Parts, Tensor, Text, numbers, scalar, strings
 
 HIDDEN, FFN, HEADS, DIM, VOCAB = 32, 32, 2, 16, 12
 _FIRST = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>", "\u2581", "a", "b", "ab"]
@@ -36,10 +36,14 @@ CONFIG: dict[str, Any] = {
 }  # fmt: skip
 
 
-def gguf_gemma(kind: int = 0, pieces: list[str] = PIECES) -> Parts:
-    """One layer; matrices in the type ``kind`` where a row of 32 fills whole blocks of it."""
-    parts = Parts(metas=_metas(pieces))
+def gguf_gemma(kind: int = 0, pieces: list[str] = PIECES, *, rich: bool = False) -> Parts:
+    """One layer; matrices in the type ``kind`` where a row of 32 fills whole blocks of it. ``rich``: with a head, and
+    with keys that not every file has."""
+    rarer = _rarer_metas() if rich else []
+    known = {one.key.data for one in rarer}
+    parts = Parts(metas=[*(one for one in _metas(pieces) if one.key.data not in known), *rarer])
     names = [("token_embd.weight", (len(pieces), HIDDEN)), ("output_norm.weight", (HIDDEN,))]
+    names += [("output.weight", (len(pieces), HIDDEN))] if rich else []
     names += [(f"blk.0.{gguf}.weight", shape) for gguf, _, shape in _LAYER.values()]
     for name, shape in names:
         tensor = Tensor(Text(name.encode()), list(reversed(shape)), kind if len(shape) == 2 else 0, len(parts.tail))
@@ -50,10 +54,13 @@ def gguf_gemma(kind: int = 0, pieces: list[str] = PIECES) -> Parts:
 
 
 def gguf_of(kinds: list[tuple[int, int]]) -> Parts:
-    """Few keys and a matrix of two rows, or a vector, for each (type, values of a row)."""
+    """Few keys and a matrix of two rows for each (type, values of a row); or a vector, of a second one that has no
+    blocks."""
     parts = Parts(metas=[_metas(PIECES)[i] for i in (0, 1, 10, 13, 14)])
     for index, (kind, values) in enumerate(kinds):
-        tensor = Tensor(Text(f"t{index}".encode()), [values, 2] if index != 1 else [values], kind, len(parts.tail))
+        tensor = Tensor(
+            Text(f"t{index}".encode()), [values] if index == 1 and kind in PLAIN else [values, 2], kind, len(parts.tail)
+        )
         parts.tensors.append(tensor)
         parts.tail += bytes(range(1, 121)) * (tensor.nbytes() // 120 + 1)
         parts.tail = parts.tail[: tensor.offset + tensor.nbytes()]
@@ -88,6 +95,13 @@ def _metas(pieces: list[str]) -> list[Meta]:
     return metas
 
 
+def _rarer_metas() -> list[Meta]:
+    given = {"rope.scaling.type": (STRING, Text(b"linear").packed()), "rope.scaling.factor": (6, scalar(6, 8.0)),
+             "rope.freq_base_swa": (6, scalar(6, 1e4)), "feed_forward_length": (ARRAY, numbers(4, [float(FFN)])),
+             "attention.sliding_window_pattern": (ARRAY, numbers(7, [1.0]))}  # fmt: skip
+    return [Meta(Text(f"gemma3.{key}".encode()), kind, body) for key, (kind, body) in given.items()]
+
+
 def _kind(index: int, piece: str) -> int:
     """Unknown, control, byte or normal."""
     return 2 if index == 3 else 3 if index < 6 else 6 if piece.startswith("<0x") else 1
@@ -118,9 +132,16 @@ def safetensors_file(header: bytes, data: bytes, claimed: int | None = None) -> 
     return struct.pack("<Q", (len(header) if claimed is None else claimed) % (1 << 64)) + header + data
 
 
-def safetensors_gemma(kind: str = "F32", prefix: str = "model.") -> bytes:
+def safetensors_gemma(kind: str = "F32", prefix: str = "model.", *, head: bool = False) -> bytes:
+    """``head``: with one of its own, which is its embedding."""
     header, nbytes = safetensors_header(hf_shapes(prefix), kind)
-    return safetensors_file(json.dumps(header).encode(), (bytes(range(1, 127)) * (nbytes // 126 + 1))[:nbytes])
+    data = (bytes(range(1, 127)) * (nbytes // 126 + 1))[:nbytes]
+    if head:
+        embed = header[f"{prefix}embed_tokens.weight"]
+        begin, end = embed["data_offsets"]
+        header["lm_head.weight"] = embed | {"data_offsets": [nbytes, nbytes + end - begin]}
+        data += data[begin:end]
+    return safetensors_file(json.dumps(header).encode(), data)
 
 
 def tokenizer_json() -> dict[str, Any]:

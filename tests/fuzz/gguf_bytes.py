@@ -17,8 +17,8 @@ SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<B
 BLOCKS = {0: (1, 4), 1: (1, 2), 30: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34),
           10: (256, 84), 11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210)}  # fmt: skip
 """Type -> values and bytes of a block."""
-
-
+PLAIN = (0, 1, 30)
+"""Floats: of these vectors are made too."""
 VOCAB = 12
 """Entries of the tables that a seed has."""
 

@@ -5,7 +5,7 @@ the caller's.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -174,6 +174,3 @@ def edit_json(data: bytes, rng: Random, known: Sequence[str] = ()) -> bytes:
         return spell(edit_tree(tree, rng, known)).encode("utf-8", "surrogatepass")
     except (ValueError, RecursionError):
         return edit_bytes(data, rng)
-
-
-Edit = Callable[[bytes, Random], bytes]

@@ -10,7 +10,7 @@ import time
 import traceback
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,8 +24,9 @@ MOST_CPU_S = 2.0
 """Of one input, none of them larger than 64 KB. Processor time: a machine that is busy elsewhere proves nothing."""
 MEMORY_PER_BYTE, MEMORY_BESIDE = 64, 4 << 20
 """What a read may hold at its peak: so many bytes for each of the input, and what a module's first use costs."""
-WEIGHED_EVERY = 64
-"""tracemalloc makes a read some three times as slow: it watches one input in so many."""
+WEIGHED_EVERY, LIGHT_S = 64, 0.05
+"""One input in so many, unless it takes longer than that, is read once more under tracemalloc: three times as slow, and
+forty times where calls nest, for it walks the stack at each allocation."""
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -59,21 +60,14 @@ class Judge:
         self.judged += 1
         self._input, self._refused, self.told = data, False, []
         before = sum(self.counts.values())
-        weighed = self.judged % WEIGHED_EVERY == 0
-        if weighed:
-            tracemalloc.start()
         begun = time.thread_time()
-        try:
-            self.attempt(read, self, data)
-        finally:
-            spent = time.thread_time() - begun
-            if weighed:
-                peak = tracemalloc.get_traced_memory()[1]
-                tracemalloc.stop()
-                self._weigh(peak, len(data))
+        self.attempt(read, self, data)
+        spent = time.thread_time() - begun
         self.slowest_s = max(self.slowest_s, spent)
         if spent > MOST_CPU_S:
             self._add(Finding("slow", f"{spent:.1f} s"))
+        if self.judged % WEIGHED_EVERY == 0 and spent < LIGHT_S:
+            self._weigh(read, data)
         if sum(self.counts.values()) > before:
             return False
         self.counts["refused" if self._refused else "read"] += 1
@@ -92,6 +86,15 @@ class Judge:
             self._add(Finding(f"{type(problem).__name__} in {_place(problem)}", str(problem)[:300]))
         return None
 
+    def either(self, steps: Iterable[tuple[Callable[..., object], Any]]) -> None:
+        """Readers of which an input is for one: it was refused where all of them refuse."""
+        refused, read = self._refused, False
+        for step, given in steps:
+            self._refused = False
+            self.attempt(step, given)
+            read |= not self._refused
+        self._refused = refused or not read
+
     def listen(self, message: str) -> None:
         """What a person is told."""
         self.told.append(message)
@@ -101,11 +104,17 @@ class Judge:
         if shape:
             self._add(Finding(f"a message {shape}", repr(message[:300])))
 
-    def _weigh(self, peak: int, size: int) -> None:
-        if size > 4096:
-            self.heaviest = max(self.heaviest, peak / size)
-        if peak > MEMORY_BESIDE + MEMORY_PER_BYTE * size:
-            self._add(Finding("memory", f"{peak >> 20} MiB for {size} bytes"))
+    def _weigh(self, read: Callable[[Judge, bytes], object], data: bytes) -> None:
+        tracemalloc.start()
+        try:
+            self.attempt(read, self, data)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        if len(data) > 4096:
+            self.heaviest = max(self.heaviest, peak / len(data))
+        if peak > MEMORY_BESIDE + MEMORY_PER_BYTE * len(data):
+            self._add(Finding("memory", f"{peak >> 20} MiB for {len(data)} bytes"))
 
     def _add(self, finding: Finding) -> None:
         self.counts[finding.kind] += 1

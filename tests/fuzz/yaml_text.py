@@ -21,7 +21,7 @@ _MERGED = "".join(
 _BLOCKS = (
     "a: &a [x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b]\n",
     f"a: &a {{x: 1, y: 2, z: 3}}\n{_MERGED}", "a: &a [*a]\n", "draft: &d\n  draft: *d\n", "? [a, b]\n: 1\n",
-    "? {a: b}\n: 1\n", "1: 2\n", "null: 2\n", "a" * 2000 + ": 1\n", "x: " + "[" * 1500 + "\n", "- " * 500 + "\n",
+    "? {a: b}\n: 1\n", "1: 2\n", "null: 2\n", "a" * 2000 + ": 1\n", "x: " + "[" * 400 + "\n", "- " * 500 + "\n",
     "".join(" " * i + f"k{i}:\n" for i in range(200)), "--- a\n--- b\n",
 )  # fmt: skip
 

@@ -13,6 +13,7 @@ from edge_runtime.bench.growth import record as growth
 from edge_runtime.bench.protocol import record as protocol
 from edge_runtime.errors import ConfigError
 from edge_runtime.telemetry.recording import read_recording
+from edge_runtime.telemetry.sample import Sample
 from export.training.features import open_part, read_part
 
 from ..examples import example, words
@@ -21,7 +22,16 @@ from ..judge import Judge
 
 REFUSAL = ConfigError
 NAME = "part.json"
-_KNOWN = [*words(compare.Report), *words(growth.Report), *words(protocol.Report), "rows", "length", "width", "done"]
+_KNOWN = [
+    *words(compare.Report),
+    *words(growth.Report),
+    *words(protocol.Report),
+    *words(Sample),
+    "rows",
+    "length",
+    "width",
+    "done",
+]
 _READ = (compare.read_report, growth.read_report, protocol.read_report, read_recording)
 
 
@@ -32,20 +42,22 @@ def prepare(place: Path) -> None:
 
 def seeds() -> list[bytes]:
     trees = [example(view.Report) for view in (compare, growth, protocol)]
-    sample = {"format": "edge-runtime telemetry 1", "at_s": 1.0, "source": "sysfs", "power_mw": 5000}
+    sample = example(Sample) | {"memory": None, "zones": [], "fan": 0.5}
+    lines = [json.dumps(sample | {"time_s": float(second)}) for second in range(3)]
     part = {"target": "t", "rows": 2, "length": 4, "width": 8, "done": 1}
-    return [json.dumps(tree).encode() for tree in (*trees, sample, part)]
+    return ["\n".join(lines).encode(), *(json.dumps(tree).encode() for tree in (*trees, sample, part))]
 
 
 def mutate(data: bytes, rng: Random) -> bytes:
-    return edit_json(data, rng, _KNOWN)
+    """Of a recording, one of its lines."""
+    lines = data.split(b"\n")
+    at = rng.randrange(len(lines))
+    lines[at] = edit_json(lines[at], rng, _KNOWN)
+    return b"\n".join(lines)
 
 
 def read(judge: Judge, path: Path) -> None:
-    for reader in _READ:
-        judge.attempt(reader, path)
-    judge.attempt(read_part, path.parent)
-    judge.attempt(_resumed, path.parent)
+    judge.either([*((reader, path) for reader in _READ), (read_part, path.parent), (_resumed, path.parent)])
 
 
 def _resumed(place: Path) -> None:

@@ -21,6 +21,7 @@ engine:
   context: 4096
   sessions: 2
   k: auto
+  engines: engines
 server:
   socket: run/edge.sock
   mode: '0660'
@@ -29,6 +30,9 @@ limits:
   max_tokens: 256
   deadline_s: 30.5
 drain_s: 5
+isolation:
+  prefixes: private
+  private_users: [7, root]
 budget:
   memory_gb: 4
   power_mw: 15000

@@ -22,7 +22,7 @@ _SMALL = [(0, 1, 30), (2, 3), (6, 7, 8), (10, 11), (12, 13), (14,)]
 def seeds() -> list[bytes]:
     """Small files with a tensor of each type, and whole Gemmas in those of them that a row of 32 fills."""
     small = [gguf_of([(kind, 2 * values) for kind in kinds for values in (BLOCKS[kind][0],)]) for kinds in _SMALL]
-    return [one.packed() for one in (*small, *small, gguf_gemma(), gguf_gemma(8), gguf_gemma(2))]
+    return [one.packed() for one in (*small, *small, gguf_gemma(), gguf_gemma(8), gguf_gemma(2, rich=True))]
 
 
 def mutate(data: bytes, rng: Random) -> bytes:

@@ -10,6 +10,7 @@ from typing import Any
 from edge_runtime.bundle import Manifest, read_manifest, size_problems, verify_files
 from edge_runtime.errors import BundleError, InputError
 from edge_runtime.needs import Load, needs
+from edge_runtime.wire import encode
 
 from ..examples import words
 from ..hostile import edit_json
@@ -23,7 +24,7 @@ _KNOWN = words(Manifest) + list(_FILES)
 
 def prepare(place: Path) -> None:
     for name in _FILES:
-        (place / name).write_bytes(b"0123456789")
+        (place / name).write_bytes(encode([(2, b"01234567")]))  # of a graph, the field that says who made it
 
 
 def seeds() -> list[bytes]:

@@ -44,7 +44,7 @@ def seeds() -> list[bytes]:
     plain = [
         _packed(*safetensors_header(shapes, kind)) for shapes in few for kind in ("F32", "F16", "BF16", "I64", "I8")
     ]
-    return [*plain, small, bytes(8), safetensors_gemma("F16"), safetensors_gemma("BF16", ""), small]
+    return [*plain, small, bytes(8), safetensors_gemma("F16"), safetensors_gemma("BF16", "", head=True), small]
 
 
 def _packed(header: dict[str, Any], nbytes: int) -> bytes:

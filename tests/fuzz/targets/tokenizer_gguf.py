@@ -1,4 +1,5 @@
-"""The tokenizer of a GGUF: pieces, scores, types and special ids out of its metadata, as a sentencepiece model."""
+"""The tokenizer of a GGUF: pieces, scores, types and special ids out of its metadata, as a sentencepiece model;
+its chat template."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from pathlib import Path
 from random import Random
 
 from edge_runtime.errors import CheckpointError
+from export.chat_template import template_for
 from export.checkpoint import open_checkpoint
 from export.tokenizer import build_tokenizer_model
 
@@ -29,3 +31,4 @@ def read(judge: Judge, path: Path) -> None:
     checkpoint = judge.attempt(open_checkpoint, path)
     if checkpoint is not None:
         judge.attempt(build_tokenizer_model, checkpoint)
+        judge.attempt(template_for, checkpoint)

@@ -33,8 +33,18 @@ def seeds() -> list[bytes]:
     inputs = [Edge("ids", "int64", (1, "rows")), cache]
     inner = [Edge("embeddings", "float32", rows), cache, Edge("seqlens_k", "int32", (1,))]
     straight = [Node("Mul", ("embeddings", "norm"), "a0", {}), Node("MatMul", ("a0", "m"), "hidden", {})]
-    return [model(nodes, blocks, inputs, [Edge("x2", "float32", rows)]),
+    return [taking_from("target.weights", "../x", "/etc/passwd"),
+            model(nodes, blocks, inputs, [Edge("x2", "float32", rows)]),
             model(straight, blocks, inner, [Edge("hidden", "float32", rows)])]  # fmt: skip
+
+
+def taking_from(*places: str) -> bytes:
+    """A model whose tensors lie elsewhere: an initializer, a constant of a node, and one in a branch of a branch."""
+    tensors = [encode([(13, encode([(1, b"location"), (2, one.encode())])), (14, 1)]) for one in places]
+    plain, constant, branch = (*tensors, b"", b"", b"")[:3]
+    inner = encode([(1, encode([(5, encode([(6, encode([(5, branch)]))]))]))])
+    graph = encode([(5, plain), (1, encode([(5, encode([(5, constant)]))])), (1, encode([(5, encode([(11, inner)]))]))])
+    return encode([(7, graph)])
 
 
 def mutate(data: bytes, rng: Random) -> bytes:
@@ -62,7 +72,8 @@ def _spoilt(data: bytes, rng: Random) -> bytes:
     elif choice == 2:
         fields.insert(at, _field(rng))
     elif choice == 3:
-        fields[at] = (rng.choice((1, 2, 3, 4, 5, 7, 8, 11, 12, 20, number(rng) % (1 << 29))), value)
+        beyond = number_ + (1 << 29)  # which cut to 32 bits is what it was
+        fields[at] = (rng.choice((1, 2, 3, 4, 5, 7, 8, 11, 12, 20, number(rng) % (1 << 29), beyond)), value)
     else:
         fields[at] = (number_, number(rng, value if isinstance(value, int) else 1))
     return encode(fields)
