@@ -55,6 +55,11 @@ def shown(text: str) -> str:
     return text.translate(PICTURES | dict.fromkeys((ord("\n"), ord("\t")), ord(" ")))
 
 
+def counted(number: float, what: str) -> str:
+    """``1 minute``, ``2.5 minutes``: ``what`` is one of them."""
+    return f"{number:g} {what}" + ("" if number == 1 else "s")
+
+
 def plain_console(width: int | None = None, *, stderr: bool = False) -> Console:
     """Prints what it is given: names and paths come from outside, and ``[/b]`` in one of them is no markup."""
     from rich.console import Console
@@ -206,7 +211,9 @@ def _null(flags: int) -> int:
 
 
 def _leave_stdout() -> None:
-    """What is still buffered for stdout goes nowhere, or Python would fail once more at exit."""
+    """What stdout does not take goes nowhere, or Python would fail once more at exit."""
+    with suppress(OSError, ValueError):  # figures of an hour, where it is another file that found no room
+        sys.stdout.flush()
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

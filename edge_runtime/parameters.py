@@ -18,6 +18,9 @@ from click.core import ParameterSource
 from .errors import ConfigError
 from .files import check_directory_writable, check_replaceable, check_writable
 
+MOST_THREADS, MOST_ROUNDS, MOST_TOKENS, MOST_SEED = 1 << 10, 10_000, 1 << 24, (1 << 63) - 1
+"""What any machine has, anybody waits for, any context holds, and a request may say."""
+
 
 class Whole(click.IntRange):
     """A whole number, within bounds that may be left out; click's own is an "integer range" to whoever reads of it."""

@@ -49,6 +49,13 @@ def test_spoilt_files_are_read_or_refused_in_one_line(bench: Bench, request: pyt
     assert judge.counts["refused"] > 10  # the spoilt ones are
 
 
+def test_seeds_of_records_are_read_and_shown(tmp_path: Path) -> None:
+    """Spoilt ones would else be refused for what was wrong with all of them."""
+    for data, (reader, show) in zip(bench_record.seeds(), bench_record.READ, strict=False):
+        (tmp_path / "record").write_bytes(data)
+        show(reader(tmp_path / "record"))
+
+
 def _gguf(edit: Callable[[Parts], object], kind: int = 8) -> bytes:
     parts = gguf_gemma(kind)
     edit(parts)

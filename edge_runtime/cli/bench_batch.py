@@ -22,7 +22,7 @@ from ..bench.machine import machine
 from ..bench.protocol.sheets import Sheet
 from ..bench.records import begin_file, write_record
 from ..bundle import TARGET, read_manifest, verify_files
-from ..console import ends_tidily
+from ..console import counted, ends_tidily
 from ..errors import ConfigError
 from .progress import nested_progress
 from .sheets import table_of
@@ -95,8 +95,8 @@ def batch_sheets(report: BatchReport) -> Iterator[Sheet]:
         for cell in report.steps
     )  # fmt: skip
     yield Sheet(
-        f"A step of all sessions, {report.precision}, {report.lanes} lanes, {report.threads} threads, "
-        f"{report.context} tokens each",
+        f"A step of all sessions, {report.precision}, {report.lanes} lanes, "
+        f"{counted(report.threads, 'thread')}, {report.context} tokens each",
         ("sessions", "K", "turns ms", "batch ms", "turns / batch", "apart", "other"), 1, steps,
         f"Medians of {report.rounds} rounds and 95% intervals. apart: largest difference of a candidate's logit; "
         "other: rows with another best token.",

@@ -24,7 +24,7 @@ from .progress import long_progress
 @click.option("--minutes", type=Finite(0.05, 100_000.0, "minutes"), default=10.0, show_default=True, help="How long.")
 @click.option(
     "--disconnects",
-    type=Whole(0),
+    type=Whole(0, 1_000_000),
     default=0,
     show_default=True,
     metavar="N",

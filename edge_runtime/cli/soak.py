@@ -28,9 +28,9 @@ from ..bench.soak.stage import staged
 from ..bench.soak.verdicts import unjudged, verdicts
 from ..boards import BOARDS, Board, board_named
 from ..bundle import read_manifest, verify_files
-from ..console import ends_tidily, plain_console
+from ..console import counted, ends_tidily, plain_console
 from ..errors import ConfigError
-from ..parameters import Finite, Place, Whole, Written, refuse_useless
+from ..parameters import MOST_SEED, MOST_THREADS, Finite, Place, Whole, Written, refuse_useless
 
 _OUTCOMES = ("right", "left", "refused", "wrong", "lost")
 
@@ -44,7 +44,7 @@ _OUTCOMES = ("right", "left", "refused", "wrong", "lost")
               help="In which everything happens once; at rest behind it memory, descriptors and speed are looked at.")
 @click.option("--clients", type=Whole(1, 11), metavar="N", default=4, show_default=True,
               help="That ask at once, with pauses.")  # fmt: skip
-@click.option("--threads", type=Whole(1), metavar="N", default=os.cpu_count() or 1, show_default=True,
+@click.option("--threads", type=Whole(1, MOST_THREADS), metavar="N", default=os.cpu_count() or 1, show_default=True,
               help="Of the daemon.")  # fmt: skip
 @click.option("--board", default="orin-nano-8", show_default=True, metavar="NAME",
               help=f"That is simulated: one of {', '.join(board.name for board in BOARDS)}.")  # fmt: skip
@@ -52,7 +52,13 @@ _OUTCOMES = ("right", "left", "refused", "wrong", "lost")
               help="How the daemon reads the board; jtop: by the real service.")  # fmt: skip
 @click.option("--temperature-limit", type=Finite(55.0, 90.0, "degrees Celsius"), default=60.0, show_default=True,
               metavar="C", help="What the governor is to keep.")  # fmt: skip
-@click.option("--seed", type=int, default=1, show_default=True, help="Of who asks what, and of what sensors err by.")
+@click.option(
+    "--seed",
+    type=Whole(0, MOST_SEED),
+    default=1,
+    show_default=True,
+    help="Of who asks what, and of what sensors err by.",
+)
 @click.option("--record", "record_path", type=Written(), metavar="FILE",
               help="Write all that happens here, a line of JSON each, as it comes.")  # fmt: skip
 @click.option("--show", "shown", type=Place(exists=True, dir_okay=False), metavar="FILE",
@@ -115,13 +121,14 @@ def _show(console: Console, path: Path) -> bool:
     settings = figures.settings
     console.print(
         f"SIMULATED BOARD ({settings.board}, read by {settings.telemetry}), real daemon: {settings.bundle}, "
-        f"{settings.clients} clients, {settings.sessions} sessions, {settings.threads} threads; {settings.started}; "
-        f"{figures.seconds / 60:.1f} minutes, {len(figures.checkpoints)} laps; {figures.ended}"
+        f"{counted(settings.clients, 'client')}, {counted(settings.sessions, 'session')}, "
+        f"{counted(settings.threads, 'thread')}; {settings.started}; {figures.seconds / 60:.1f} minutes, "
+        f"{counted(len(figures.checkpoints), 'lap')}; {figures.ended}"
     )
     if figures.pauses:
         console.print(
-            f"the soak itself was held up {len(figures.pauses)} times, {sum(figures.pauses):.0f} s in all (stopped, "
-            "starved, or the machine slept): no time of an answer then counts"
+            f"the soak itself was held up {counted(len(figures.pauses), 'time')}, {sum(figures.pauses):.0f} s in all "
+            "(stopped, starved, or the machine slept): no time of an answer then counts"
         )
     console.print(_requests(figures))
     console.print(_times(figures))

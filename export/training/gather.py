@@ -71,7 +71,8 @@ class Gathering:
         plan, length = self.plan, self.plan.natural_length
         vocab_size = self.target.config.vocab_size
         # Of the whole corpus: what is trained on is too little to say which rows a head needs.
-        np.save(self.directory / FREQUENCY_NAME, np.bincount(self.segments.train.ravel(), minlength=vocab_size))
+        with whole(self.directory / FREQUENCY_NAME) as partial:
+            np.save(partial, np.bincount(self.segments.train.ravel(), minlength=vocab_size))
         held = max(1, plan.held_tokens // length)
         self._natural(self.part(HELD_NATURAL, held, length), self.segments.held, held)
         drawn_held = self.part(HELD_DRAWN, max(1, plan.held_tokens // plan.drawn_length), plan.drawn_length)

@@ -1,16 +1,34 @@
-"""Files that a measurement left and is resumed from: three views of the bench, recordings of telemetry, features."""
+"""Files that a measurement left and is resumed from: views of the bench, soaks, recordings of telemetry, features. Of
+what is read, all is shown that a command would show.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
+from rich.console import Console
 
+from edge_runtime.bench import stats
 from edge_runtime.bench.compare import record as compare
+from edge_runtime.bench.compare.figures import DEFAULT_LABEL
+from edge_runtime.bench.compare.floors import floors
+from edge_runtime.bench.growth import html as growth_page
+from edge_runtime.bench.growth import plots as growth_plots
 from edge_runtime.bench.growth import record as growth
+from edge_runtime.bench.growth import sheets as growth_sheets
+from edge_runtime.bench.protocol import html as protocol_page
+from edge_runtime.bench.protocol import plots as protocol_plots
 from edge_runtime.bench.protocol import record as protocol
+from edge_runtime.bench.protocol import sheets as protocol_sheets
+from edge_runtime.bench.protocol.figures import PLAIN_LABEL
+from edge_runtime.bench.protocol.svg import draw
+from edge_runtime.cli.compare_tables import tables
 from edge_runtime.errors import ConfigError
 from edge_runtime.telemetry.recording import read_recording
 from export.training.features import open_part, read_part
@@ -22,7 +40,35 @@ from ..judge import Judge
 REFUSAL = ConfigError
 NAME = "part.json"
 _KNOWN = [*words(compare.Report), *words(growth.Report), *words(protocol.Report), "rows", "length", "width", "done"]
-_READ = (compare.read_report, growth.read_report, protocol.read_report, read_recording)
+Show = Callable[[Any], object]
+
+
+def _of_growth(report: growth.Report) -> None:
+    _shown(growth_page.cards(report), growth_sheets.sheets(report), growth_plots.plots(report))
+
+
+def _of_protocol(report: protocol.Report) -> None:
+    _shown(protocol_page.cards(report), protocol_sheets.sheets(report), protocol_plots.plots(report))
+
+
+def _of_comparison(report: compare.Report) -> None:
+    floors(report.domains, tuple(report.settings.laws))
+    with open("/dev/null", "w", encoding="utf-8") as nowhere:
+        console = Console(file=nowhere, width=100, markup=False)
+        for table in tables(report):
+            console.print(table)
+
+
+def _shown(cards: Any, sheets: Any, plots: Any) -> None:
+    assert "nan" not in "".join([*map(str, cards), *map(str, sheets), *map(draw, plots)])
+
+
+READ: tuple[tuple[Callable[[Path], Any], Show], ...] = (
+    (compare.read_report, _of_comparison),
+    (growth.read_report, _of_growth),
+    (protocol.read_report, _of_protocol),
+    (read_recording, str),
+)
 
 
 def prepare(place: Path) -> None:
@@ -31,10 +77,41 @@ def prepare(place: Path) -> None:
 
 
 def seeds() -> list[bytes]:
-    trees = [example(view.Report) for view in (compare, growth, protocol)]
-    sample = {"format": "edge-runtime telemetry 1", "at_s": 1.0, "source": "sysfs", "power_mw": 5000}
+    trees = [_comparison(), _growth(), _protocol()]
+    sample = {"time_s": 1.0, "source": "sysfs", "power_mw": 5000}
     part = {"target": "t", "rows": 2, "length": 4, "width": 8, "done": 1}
     return [json.dumps(tree).encode() for tree in (*trees, sample, part)]
+
+
+def _comparison() -> Any:
+    tree = example(compare.Report)
+    (domain,) = tree["domains"]
+    (run,) = domain["runs"]
+    parts = [(part, method) for part in ("final", "named", "search") for method in (DEFAULT_LABEL, "a")]
+    domain["runs"] = [{**run, "part": part, "method": method, "curve": None} for part, method in parts]
+    domain["runs"].append({**run, "part": "priced", "method": DEFAULT_LABEL})
+    return tree
+
+
+def _growth() -> Any:
+    tree = example(growth.Report)
+    for steps in (tree["context"], tree["models"][0]):
+        (step,) = steps["steps"]
+        steps["steps"] = [{**step, "round": 0, "k": k, "drafted": k, "context": at} for k in (0, 1) for at in (1, 9)]
+    (shared,) = tree["sessions"]["runs"]
+    tree["sessions"]["runs"] = [{**shared, "round": 0, "sessions": count} for count in (1, 2)]
+    tree["context"]["prefills"][0]["round"] = 0
+    return tree
+
+
+def _protocol() -> Any:
+    tree = example(protocol.Report)
+    (one,) = tree["answers"]
+    one |= {"round": 0, "tokens": 9}
+    tree["settings"]["lengths"] = ["b"]
+    labels = (("rounds", PLAIN_LABEL), ("rounds", DEFAULT_LABEL), ("lengths", PLAIN_LABEL), ("lengths", "b"))
+    tree["answers"] = [{**one, "part": part, "method": label} for part, label in labels]
+    return tree
 
 
 def mutate(data: bytes, rng: Random) -> bytes:
@@ -42,8 +119,11 @@ def mutate(data: bytes, rng: Random) -> bytes:
 
 
 def read(judge: Judge, path: Path) -> None:
-    for reader in _READ:
-        judge.attempt(reader, path)
+    for reader, show in READ:
+        report = judge.attempt(reader, path)
+        if report is not None:
+            with patch.object(stats, "_RESAMPLES", 8):
+                judge.attempt(show, report)
     judge.attempt(read_part, path.parent)
     judge.attempt(_resumed, path.parent)
 
