@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from .errors import EdgeError, did_you_mean
+from .errors import EdgeError, did_you_mean, one_line
 from .quiet import keep_to_ourselves
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ _EXTRAS = {
 
 def shown(text: str) -> str:
     """One line that a terminal shows and does not obey."""
-    return text.translate(PICTURES | dict.fromkeys((ord("\n"), ord("\t")), ord(" ")))
+    return one_line(text)
 
 
 def counted(number: float, what: str) -> str:

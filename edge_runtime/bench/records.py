@@ -5,9 +5,10 @@ what a figure in one may be. Knows no field of them.
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from datetime import datetime, timezone
 from pathlib import Path
@@ -23,14 +24,16 @@ _MOST_BYTES = 1 << 28
 _MOST = 1 << 53
 """No figure is larger: seconds, tokens and bytes stay below it by far, and sums of them are still numbers."""
 
-Count = Annotated[int, Meta(ge=0)]
-Some = Annotated[int, Meta(ge=1)]
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+Count = Annotated[int, Meta(ge=0, le=_MOST)]
+Some = Annotated[int, Meta(ge=1, le=_MOST)]
 Drafts = Annotated[int, Meta(ge=0, le=1023)]
 """K."""
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
-Spent = Annotated[float, Meta(ge=0.0)]
+Spent = Annotated[float, Meta(ge=0.0, le=1e9)]
 """Seconds, and none perhaps;"""
-Took = Annotated[float, Meta(ge=1e-9)]
+Took = Annotated[float, Meta(ge=1e-9, le=1e9)]
 """and of what surely took some: it is divided by."""
 
 T = TypeVar("T")
@@ -75,7 +78,23 @@ def read_record(path: Path, cls: type[T], schema: int, what: str) -> T:
         raise ConfigError(f"{path}: not a JSON file") from None
     if not isinstance(data, dict) or data.get("schema") != schema:
         raise ConfigError(f"{path}: not {what} of schema {schema}")
+    if any(_CONTROL.search(word) for word in _words(data)):
+        raise ConfigError(f"{path}: a name in it holds control characters")
     return structure(cls, data, ConfigError, path.name)
+
+
+def _words(data: Any) -> Iterator[str]:
+    """All that a table shows: keys, and what is no text of a model and no command line."""
+    if isinstance(data, dict):
+        yield from data
+        for key, value in data.items():
+            if key not in ("text", "command"):
+                yield from _words(value)
+    elif isinstance(data, list):
+        for value in data:
+            yield from _words(value)
+    elif isinstance(data, str):
+        yield data
 
 
 class _NoFigure(Exception):

@@ -28,9 +28,9 @@ from ..bench.soak.stage import staged
 from ..bench.soak.verdicts import unjudged, verdicts
 from ..boards import BOARDS, Board, board_named
 from ..bundle import read_manifest, verify_files
-from ..console import counted, ends_tidily, plain_console
+from ..console import counted, ends_tidily, plain_console, shown
 from ..errors import ConfigError
-from ..parameters import MOST_SEED, MOST_THREADS, Finite, Place, Whole, Written, refuse_useless
+from ..parameters import MOST_SEED, MOST_THREADS, Finite, Kept, Place, Whole, refuse_useless
 
 _OUTCOMES = ("right", "left", "refused", "wrong", "lost")
 
@@ -59,7 +59,7 @@ _OUTCOMES = ("right", "left", "refused", "wrong", "lost")
     show_default=True,
     help="Of who asks what, and of what sensors err by.",
 )
-@click.option("--record", "record_path", type=Written(), metavar="FILE",
+@click.option("--record", "record_path", type=Kept(), metavar="FILE",
               help="Write all that happens here, a line of JSON each, as it comes.")  # fmt: skip
 @click.option("--show", "shown", type=Place(exists=True, dir_okay=False), metavar="FILE",
               help="Run nothing: sum up such a file, also one that breaks off.")  # fmt: skip
@@ -91,7 +91,8 @@ def run(folder: Path, bundle: Path, board: Board, telemetry: str, plan: SoakPlan
         SCHEMA, command(), started(), machine(), bundle.name, plan.minutes, plan.lap_s, plan.clients, plan.sessions,
         plan.threads, board.name, telemetry, plan.limit_c, plan.seed,
     )  # fmt: skip
-    with Record(path) as record, ends_tidily(), staged(folder, bundle, board, telemetry, plan) as stage:
+    # The record last: an older one stays where there is nothing to write down.
+    with ends_tidily(), staged(folder, bundle, board, telemetry, plan) as stage, Record(path) as record:
         record.add(settings)
         try:
             with _telling() as told:
@@ -119,11 +120,12 @@ def _show(console: Console, path: Path) -> bool:
     """Whether nothing was missed."""
     figures = summed_up(read_lines(path))
     settings = figures.settings
-    console.print(
+    _say(
+        console,
         f"SIMULATED BOARD ({settings.board}, read by {settings.telemetry}), real daemon: {settings.bundle}, "
         f"{counted(settings.clients, 'client')}, {counted(settings.sessions, 'session')}, "
         f"{counted(settings.threads, 'thread')}; {settings.started}; {figures.seconds / 60:.1f} minutes, "
-        f"{counted(len(figures.checkpoints), 'lap')}; {figures.ended}"
+        f"{counted(len(figures.checkpoints), 'lap')}; {figures.ended}",
     )
     if figures.pauses:
         console.print(
@@ -135,10 +137,15 @@ def _show(console: Console, path: Path) -> bool:
     met = True
     for verdict in verdicts(figures):
         met = met and verdict.met
-        console.print(str(verdict), style=None if verdict.met else "red")
+        _say(console, str(verdict), style=None if verdict.met else "red")
     for what in unjudged(figures):
-        console.print(f"not judged: {what}")
+        _say(console, f"not judged: {what}")
     return met
+
+
+def _say(console: Console, line: str, style: str | None = None) -> None:
+    """The daemon's log and its texts are in it, and a file that anybody may have written."""
+    console.print(shown(line), style=style)
 
 
 def _requests(figures: SoakFigures) -> Table:
@@ -146,9 +153,9 @@ def _requests(figures: SoakFigures) -> Table:
     for column in ("asked for", *_OUTCOMES):
         table.add_column(column, justify="left" if column == "asked for" else "right")
     for kind, counts in sorted(figures.outcomes.items()):
-        table.add_row(kind, *(str(counts[outcome]) for outcome in _OUTCOMES))
+        table.add_row(shown(kind), *(str(counts[outcome]) for outcome in _OUTCOMES))
     done = ", ".join(f"{count}x {what}" for what, count in figures.happenings.items())
-    table.caption = f"done to it: {done}" if done else None
+    table.caption = shown(f"done to it: {done}") if done else None
     return table
 
 

@@ -5,12 +5,13 @@ what is read, all is shown that a command would show.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
 import numpy as np
 from rich.console import Console
 
@@ -28,6 +29,9 @@ from edge_runtime.bench.protocol import record as protocol
 from edge_runtime.bench.protocol import sheets as protocol_sheets
 from edge_runtime.bench.protocol.figures import PLAIN_LABEL
 from edge_runtime.bench.protocol.svg import draw
+from edge_runtime.bench.soak import figures as soak_figures
+from edge_runtime.bench.soak import record as soak
+from edge_runtime.bench.soak.verdicts import unjudged, verdicts
 from edge_runtime.cli.compare_tables import tables
 from edge_runtime.errors import ConfigError
 from edge_runtime.telemetry.recording import read_recording
@@ -63,11 +67,19 @@ def _shown(cards: Any, sheets: Any, plots: Any) -> None:
     assert "nan" not in "".join([*map(str, cards), *map(str, sheets), *map(draw, plots)])
 
 
+def _of_soak(lines: Sequence[soak.Line]) -> None:
+    with patch.object(soak_figures, "_RESAMPLES", 8):
+        figures = soak_figures.summed_up(lines)
+    told = [*map(str, verdicts(figures)), *unjudged(figures)]
+    assert "nan" not in " ".join(told)
+
+
 READ: tuple[tuple[Callable[[Path], Any], Show], ...] = (
     (compare.read_report, _of_comparison),
     (growth.read_report, _of_growth),
     (protocol.read_report, _of_protocol),
     (read_recording, str),
+    (soak.read_lines, _of_soak),
 )
 
 
@@ -80,7 +92,8 @@ def seeds() -> list[bytes]:
     trees = [_comparison(), _growth(), _protocol()]
     sample = {"time_s": 1.0, "source": "sysfs", "power_mw": 5000}
     part = {"target": "t", "rows": 2, "length": 4, "width": 8, "done": 1}
-    return [json.dumps(tree).encode() for tree in (*trees, sample, part)]
+    each = [json.dumps(tree).encode() for tree in (*trees, sample)]
+    return [*each, b"".join(msgspec.json.encode(line) + b"\n" for line in _soak()), json.dumps(part).encode()]
 
 
 def _comparison() -> Any:
@@ -104,6 +117,22 @@ def _growth() -> Any:
     return tree
 
 
+def _soak() -> list[soak.Line]:
+    """Two rests' worth of everything, and enough of it for a quarter to have two of each."""
+    found: list[soak.Line] = [soak.Settings(soak.SCHEMA, "c", "s", {}, "b", 1.0, 1.0, 1, 1, 1, "o", "sysfs", 60.0, 1)]
+    for lap in range(8):
+        at_s = 10.0 * lap
+        found += [
+            soak.Happening(at_s, at_s + 5.0, "hot", True),
+            soak.Answer(at_s, at_s + 1.0, "chat", "chat 0", 0, "streamed", "right", "", "", 0.2, 0.01, 32),
+            soak.Answer(at_s, at_s + 1.0, "rag", "rag 0", 0, "whole", "refused", "critical: temperature", "x"),
+            soak.Look(at_s, 50.0 + 2.0 * lap, "critical", lap, False, 0.9),
+            soak.Checkpoint(at_s, lap, 9, 8, 7, 6, 5.0, 4.0, 0, 0, ()),
+            soak.Probe(at_s, lap, 0.2, 0.01, 1.0, 0.1),
+        ]
+    return [*found, soak.End(80.0, "complete")]
+
+
 def _protocol() -> Any:
     tree = example(protocol.Report)
     (one,) = tree["answers"]
@@ -115,6 +144,11 @@ def _protocol() -> Any:
 
 
 def mutate(data: bytes, rng: Random) -> bytes:
+    lines = data.splitlines(keepends=True)
+    if len(lines) > 1 and rng.randrange(4):  # a record of lines: one of them
+        at = rng.randrange(len(lines))
+        lines[at] = edit_json(lines[at], rng, _KNOWN) + b"\n" * rng.randrange(2)
+        return b"".join(lines)
     return edit_json(data, rng, _KNOWN)
 
 
