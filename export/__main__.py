@@ -34,6 +34,7 @@ _OVERRIDES = (
     "accuracy_level",
     "block_size",
     "max_context",
+    "lanes",
     "calibration",
 )
 
@@ -108,6 +109,7 @@ def _default(key: str) -> str:
 @click.option(
     "--max-context", type=int, metavar="N", help="Longest context the bundle can serve." + _default("max_context")
 )
+@click.option("--lanes", type=int, metavar="N", help="Steps of so many sessions at once.  [default: of one]")
 @click.option(
     "--calibration",
     type=Word(),

@@ -63,7 +63,7 @@ def test_no_option_takes_a_number_that_is_none(param: click.Parameter) -> None:
 BOUNDED_BY_WHAT_THEY_ARE_FOR = {
     "--context": "the bundle", "--temperature": "the law", "--top-k": "the law", "--top-p": "the law",
     "--min-p": "the law", "--accuracy-level": "the recipe", "--block-size": "the recipe", "--max-context": "the recipe",
-    "--layers": "the recipe", "--vocab-rows": "the recipe",
+    "--lanes": "the recipe", "--layers": "the recipe", "--vocab-rows": "the recipe",
 }  # fmt: skip
 
 
