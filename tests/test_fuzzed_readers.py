@@ -324,6 +324,11 @@ def test_arrays_of_an_earlier_run_are_read_or_refused(tmp_path: Path) -> None:
                 told.append(str(problem))
         assert len(told) > 100
         assert all(line.isprintable() and "spoilt cannot be read: " in line for line in told)
+    for read, name in ((read_array, "whole.npz"), (readers["whole.npz"], "one.npy")):
+        with pytest.raises(ConfigError, match="cannot be read: "):
+            read(tmp_path / name)
+    with pytest.raises(ConfigError, match="not \\[3\\]"):
+        read_array(tmp_path / "one.npy", (3,))
 
 
 def test_a_bound_on_a_file_is_not_allocated(tmp_path: Path) -> None:
