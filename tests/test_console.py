@@ -64,7 +64,9 @@ def test_what_was_printed_is_not_lost_where_another_file_finds_no_room(tmp_path:
     code = (
         "import click, test_console as t\n"
         "@t._program.command('x')\n"
-        "def x():\n    click.get_text_stream('stdout').write('figures')\n    raise OSError(28, 'No room', 'page.html')\n"
+        "def x():\n"
+        "    click.get_text_stream('stdout').write('figures')\n"
+        "    raise OSError(28, 'No room', 'page.html')\n"
         "t._program(['x'])"
     )
     with (tmp_path / "out").open("w") as out:

@@ -150,10 +150,10 @@ def test_a_command_that_finds_no_room_for_its_figures_is_one_line_and_leaves_tho
     assert path.read_text() == "those of before" and list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("package", ["edge_runtime/cli", "edge_runtime/simulator/plot.py", "edge_runtime/bench/compare"])
-def test_what_a_command_writes_goes_through_one_door(package: str) -> None:
+@pytest.mark.parametrize("name", ["cli", "bench/compare", "simulator/plot.py"])
+def test_what_a_command_writes_goes_through_one_door(name: str) -> None:
     """``files.replacing``: a figure is there whole, or the one of before is."""
-    place = ROOT / package
+    place = ROOT / "edge_runtime" / name
     for source in [place] if place.is_file() else sorted(place.glob("*.py")):
         found = re.findall(r"\.write_(?:text|bytes)\(|savefig\(path\b|open\([^)]*[\"'][wax]b?[\"']", source.read_text())
         assert found == [], source

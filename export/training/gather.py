@@ -137,7 +137,8 @@ class Gathering:
             part.append(_numpy(ids), _numpy(hidden), *self._laws(part, hidden))
 
     def _rows(self, count: int) -> Tensor:
-        ids = frequent_ids(count, read_array(self.directory / FREQUENCY_NAME, (vocab_size,)), self.tokenizer)
+        seen = read_array(self.directory / FREQUENCY_NAME, (self.target.config.vocab_size,))
+        ids = frequent_ids(count, seen, self.tokenizer)
         return torch.from_numpy(ids[~np.isin(ids, self.tokenizer.control_ids)]).to(self.target.device)
 
     def _laws(self, part: Part, hidden: Tensor) -> tuple[Any, ...]:
