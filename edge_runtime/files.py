@@ -87,7 +87,7 @@ def check_replaceable(path: Path) -> None:
     except OSError:
         return  # none is there yet
     if not stat.S_ISREG(found.st_mode):
-        raise ConfigError(f"{path} cannot be written: it is no ordinary file, and this one is written again and again")
+        raise ConfigError(f"{path} cannot be written: it is no ordinary file, and what is written there is read again")
     for stream in (1, 2):
         try:
             printed = os.path.samestat(found, os.fstat(stream))
