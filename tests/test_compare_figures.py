@@ -113,7 +113,7 @@ def test_methods_are_compared_by_what_each_is_over_its_own_plain_text() -> None:
 
 def test_only_texts_of_one_prompt_and_round_are_pairs() -> None:
     found = between([run(2.0, prompt="a"), run(1.0, prompt="b")], [run(2.0, prompt="b"), run(9.0, prompt="c")])
-    assert (found.median, found.pairs) == (pytest.approx(2.0), 1)
+    assert found is not None and (found.median, found.pairs) == (pytest.approx(2.0), 1)
 
 
 def _searched() -> list[Any]:

@@ -14,6 +14,7 @@ from test_faults_log import little_room
 
 from edge_runtime.bench.soak.figures import Quarters, SoakFigures, quarters, summed_up
 from edge_runtime.bench.soak.mix import Book, Order, Sizes, fault, said, scripts
+from edge_runtime.bench.soak.plan import soak_plan
 from edge_runtime.bench.soak.record import (
     SCHEMA,
     Answer,
@@ -30,9 +31,11 @@ from edge_runtime.bench.soak.record import (
 )
 from edge_runtime.bench.soak.verdicts import unjudged, verdicts
 from edge_runtime.bench.stats import student
+from edge_runtime.boards import board_named
 from edge_runtime.cli import main
+from edge_runtime.cli.soak import run
 from edge_runtime.client.results import Choice, Completion, ToolCall, Usage
-from edge_runtime.errors import ConfigError
+from edge_runtime.errors import ConfigError, EngineError
 
 SETTINGS = Settings(
     SCHEMA, "edge-runtime soak", "2026-01-01 00:00 UTC", {}, "b", 120.0, 300.0, 4, 3, 2, "orin-nano-8", "sysfs", 60.0, 1
@@ -238,6 +241,18 @@ def test_what_a_record_says_does_not_command_the_terminal(tmp_path: Path) -> Non
     lines[0] = replace(SETTINGS, board=odd, bundle=odd)
     done = show(written(tmp_path / "r.jsonl", [*lines, checkpoint(_LAPS, errors=(odd,)), End(1.0, odd)]))
     assert done.exit_code == 1 and done.output.replace("\n", "").isprintable() and "\u241b[2J" in done.output
+
+
+def test_an_older_record_stays_where_no_daemon_comes_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(*given: object) -> Any:
+        raise EngineError("it did not come up")
+
+    path = tmp_path / "r.jsonl"
+    path.write_text("two hours")
+    monkeypatch.setattr("edge_runtime.cli.soak.staged", nothing)
+    with pytest.raises(EngineError):
+        run(tmp_path, tmp_path, board_named("orin-nano-8"), "sysfs", soak_plan(1.0, 1.0, 1, 1, 60.0, 1), path)
+    assert path.read_text() == "two hours"
 
 
 def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
