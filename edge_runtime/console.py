@@ -214,7 +214,8 @@ def _leave_stdout() -> None:
     """What stdout does not take goes nowhere, or Python would fail once more at exit."""
     with suppress(OSError, ValueError):  # figures of an hour, where it is another file that found no room
         sys.stdout.flush()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with suppress(io.UnsupportedOperation):  # no descriptor, as of who runs this in a process of his own
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(message: str, code: int) -> NoReturn:

@@ -62,10 +62,10 @@ def test_a_name_in_an_error_does_not_command_the_terminal(tmp_path: Path) -> Non
 def test_what_was_printed_is_not_lost_where_another_file_finds_no_room(tmp_path: Path) -> None:
     """Tables of an hour wait in a buffer while a page is written."""
     code = (
-        "import click, test_console as t\n"
+        "import sys, test_console as t\n"
         "@t._program.command('x')\n"
         "def x():\n"
-        "    click.get_text_stream('stdout').write('figures')\n"
+        "    sys.stdout.write('figures')\n"
         "    raise OSError(28, 'No room', 'page.html')\n"
         "t._program(['x'])"
     )

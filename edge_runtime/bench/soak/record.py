@@ -198,9 +198,9 @@ def read_lines(path: Path) -> tuple[Line, ...]:
         raise ConfigError(f"{path}, line {len(lines) + 1}: longer than any of a soak's record")
     if not lines or not isinstance(lines[0], Settings) or lines[0].schema != SCHEMA:
         raise ConfigError(f"{path}: not the record of a soak of schema {SCHEMA}")
-    rests = [line.at_s for line in lines if isinstance(line, Checkpoint)]
-    if any(later <= before for before, later in pairwise(rests)):
-        raise ConfigError(f"{path}: its rests run backwards; records of two soaks do not go together")
+    rests = [line.at_s for line in of(Checkpoint, lines)]
+    if len(of(Settings, lines)) > 1 or any(later <= before for before, later in pairwise(rests)):
+        raise ConfigError(f"{path}: records of two soaks do not go together")
     return tuple(lines)
 
 
