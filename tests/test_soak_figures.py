@@ -278,7 +278,8 @@ def test_a_daemon_that_ends_is_a_fault() -> None:
         ENCODED + END.replace(b"1.0", b"1e999"), ENCODED + END.replace(b"1.0", b"1e300"), ENCODED + END[:-9] + b"\n",
         ENCODED + END.replace(b"1.0", b"-1.0"), ENCODED + END.replace(b"1.0", b"9" * 5000),
         ENCODED.replace(b'"schema":1', b'"schema":2'), ENCODED.replace(b'"settings"', b'"odd"'),
-        ENCODED + REST + REST, ENCODED + END + ENCODED, ENCODED + REST.replace(b'"anonymous":7', b'"anonymous":' + b"7" * 400),
+        ENCODED + REST + REST, ENCODED + END + ENCODED,
+        ENCODED + REST.replace(b'"anonymous":7', b'"anonymous":' + b"7" * 400),
     ],
     ids=range(19),
 )  # fmt: skip
