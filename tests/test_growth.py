@@ -18,8 +18,22 @@ from edge_runtime.bench.growth.context import ContextPlan, measure_context
 from edge_runtime.bench.growth.figures import coins, host_figures, over_one, replay, step_figures
 from edge_runtime.bench.growth.html import page
 from edge_runtime.bench.growth.models import ModelPlan, measure_model, rounds_within
-from edge_runtime.bench.growth.record import Facts, ModelRun, Report, Sessions, Settings, Shared, Step, Way, read_report
+from edge_runtime.bench.growth.plots import plots
+from edge_runtime.bench.growth.record import (
+    Contexts,
+    Facts,
+    ModelRun,
+    Prefill,
+    Report,
+    Sessions,
+    Settings,
+    Shared,
+    Step,
+    Way,
+    read_report,
+)
 from edge_runtime.bench.growth.stepping import Kind, Stepper, drafter_named, room_for, text_of
+from edge_runtime.bench.protocol.svg import Lines
 from edge_runtime.bench.records import write_record
 from edge_runtime.bench.stats import middle
 from edge_runtime.cli import bench_growth, main
@@ -210,6 +224,16 @@ def test_a_step_of_a_round_without_a_plain_one_is_beside_nothing(tmp_path: Path)
     found = replay(run, 1, 0.5)
     assert found is not None and found.speedup.pairs == 1
     assert replay(ModelRun(FACTS, 8, 1.0, 1.0, Resident(1, 1, 1), PAIR[1:]), 1, 0.5) is None
+
+
+def test_a_line_with_a_gap_is_not_drawn_over_it() -> None:
+    """A drafter that gave fewer tokens behind one of the contexts: what came behind the next is not its value."""
+    steps = (step(0), step(0, context=16), step(1, context=16), step(3), step(3, context=16))
+    known = Contexts((Prefill(16, 0, 1.0),), steps, ())
+    drawn = {plot.title: plot for plot in plots(_report(context=known)) if isinstance(plot, Lines)}
+    assert [name for name, _ in drawn["Milliseconds of a step"].series] == ["plain", "K=3"]
+    assert set(drawn) == {"Milliseconds of a step", "Milliseconds of a drafted token"}
+    assert not [plot for plot in plots(_report(context=Contexts((), (), ()))) if isinstance(plot, Lines)]
 
 
 @pytest.mark.parametrize(
