@@ -391,6 +391,7 @@ def test_a_report_comes_back_as_it_was(tmp_path: Path) -> None:
         ({"samples": (Sample("odd", "greedy", "main", "m", "t"),)}, "domain 'odd' is none of its settings"),
         ({"answers": (), "samples": (), "peaks": (), "bundles": {}}, "nothing of its main bundle"),
         ({"speeds": (Speed("reading", 1, 0.0),)}, "reading at 0 GB/s"),
+        ({"power": "\x1b[2J"}, "power holds characters that no text has"),
     ],
 )  # fmt: skip
 def test_a_record_that_does_not_fit_itself_is_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
@@ -398,3 +399,11 @@ def test_a_record_that_does_not_fit_itself_is_refused(tmp_path: Path, changes: d
     with pytest.raises(ConfigError, match=words) as caught:
         read_report(tmp_path / "odd.json")
     assert "\n" not in str(caught.value)
+
+
+def test_a_text_that_cannot_be_written_again_is_refused(tmp_path: Path) -> None:
+    whole = as_json(runs.report())
+    assert runs.EVIL[:9] in whole and "\\u2028" not in whole
+    (tmp_path / "odd.json").write_text(whole.replace("</pre>", "\\ud800", 1), encoding="utf-8")
+    with pytest.raises(ConfigError, match="text holds characters that no text has"):
+        read_report(tmp_path / "odd.json")

@@ -24,7 +24,9 @@ _MOST_BYTES = 1 << 28
 _MOST = 1 << 53
 """No figure is larger: seconds, tokens and bytes stay below it by far, and sums of them are still numbers."""
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_NO_TEXT, _CONTROL = re.compile(r"[\ud800-\udfff]"), re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_FREE = ("text", "command")
+"""Keys of what a model wrote and of what a shell was given; all else stands in tables, and a terminal shows it."""
 
 Count = Annotated[int, Meta(ge=0, le=_MOST)]
 Some = Annotated[int, Meta(ge=1, le=_MOST)]
@@ -78,23 +80,24 @@ def read_record(path: Path, cls: type[T], schema: int, what: str) -> T:
         raise ConfigError(f"{path}: not a JSON file") from None
     if not isinstance(data, dict) or data.get("schema") != schema:
         raise ConfigError(f"{path}: not {what} of schema {schema}")
-    if any(_CONTROL.search(word) for word in _words(data)):
-        raise ConfigError(f"{path}: a name in it holds control characters")
-    return structure(cls, data, ConfigError, path.name)
+    record = structure(cls, data, ConfigError, path.name)
+    for key, word in _words(data):  # no deeper than what it was found to be
+        if _NO_TEXT.search(word) or (key not in _FREE and _CONTROL.search(word)):
+            raise ConfigError(f"{path}: {key or 'a name in it'} holds characters that no text has")
+    return record
 
 
-def _words(data: Any) -> Iterator[str]:
-    """All that a table shows: keys, and what is no text of a model and no command line."""
+def _words(data: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """All texts of a tree, keys too, with the key that they stand under."""
     if isinstance(data, dict):
-        yield from data
-        for key, value in data.items():
-            if key not in ("text", "command"):
-                yield from _words(value)
+        yield from (("", name) for name in data)
+        for name, value in data.items():
+            yield from _words(value, name)
     elif isinstance(data, list):
         for value in data:
-            yield from _words(value)
+            yield from _words(value, key)
     elif isinstance(data, str):
-        yield data
+        yield key, data
 
 
 class _NoFigure(Exception):

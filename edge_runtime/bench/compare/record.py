@@ -161,7 +161,7 @@ def read_report(path: Path) -> Report:
     report = read_record(path, Report, SCHEMA, "a comparison")
     runs = [run for domain in report.domains for run in domain.runs]
     settings, quality = report.settings, [one for domain in report.domains for one in domain.quality]
-    refuse_unknown(path, "law", (one.law for one in (*runs, *quality)), settings.laws)
+    refuse_unknown(path, "law", [*(run.law for run in runs), *(one.law for one in quality)], settings.laws)
     refuse_unknown(path, "curve", (run.curve for run in runs if run.curve is not None), settings.curves)
     refuse_more_kept(path, [run.tried_by_position for run in runs], [run.accepted_by_position for run in runs])
     names = [domain.domain for domain in report.domains]

@@ -175,7 +175,8 @@ class Report:
 def read_report(path: Path) -> Report:
     """Raises ``ConfigError``."""
     report = read_record(path, Report, SCHEMA, "a run of the bench's growth view")
-    steps = [*(report.context.steps if report.context else ()), *(step for run in report.models for step in run.steps)]
+    parts: list[Contexts | ModelRun] = [*([report.context] if report.context else []), *report.models]
+    refuse_rounds(path, (step.round for part in parts for step in part.steps), report.settings.rounds)
     shared = report.sessions.runs if report.sessions else ()
-    refuse_rounds(path, [one.round for one in (*steps, *shared)], report.settings.rounds)
+    refuse_rounds(path, (run.round for run in shared), report.settings.rounds)
     return report

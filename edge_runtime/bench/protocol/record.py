@@ -149,9 +149,11 @@ def read_report(path: Path) -> Report:
     report = read_record(path, Report, SCHEMA, "a run of the bench's protocol")
     settings, answers = report.settings, report.answers
     refuse_rounds(path, (one.round for one in answers), settings.rounds)
-    refuse_unknown(path, "domain", (one.domain for one in (*answers, *report.samples)), settings.domains)
-    refuse_unknown(path, "law", (one.law for one in (*answers, *report.samples)), settings.laws)
-    refuse_unknown(path, "bundle", (one.bundle for one in (*answers, *report.samples, *report.peaks)), report.bundles)
+    texts: tuple[Answer | Sample, ...] = (*answers, *report.samples)
+    refuse_unknown(path, "domain", (one.domain for one in texts), settings.domains)
+    refuse_unknown(path, "law", (one.law for one in texts), settings.laws)
+    refuse_unknown(path, "bundle", (one.bundle for one in texts), report.bundles)
+    refuse_unknown(path, "bundle", (peak.bundle for peak in report.peaks), report.bundles)
     refuse_more_kept(path, [one.tried_by_position for one in answers], [one.accepted_by_position for one in answers])
     for speed in report.speeds:
         if not speed.gb_s > 0.0:
