@@ -37,7 +37,7 @@ from edge_runtime.bench.protocol.plan import (
     refuse_other_model,
     rows_for,
 )
-from edge_runtime.bench.protocol.record import Answer, Report, Sample, done, read_report
+from edge_runtime.bench.protocol.record import Answer, Report, done, read_report
 from edge_runtime.bench.protocol.run import Bench
 from edge_runtime.bench.protocol.sheets import Sheet, by_position, lengths, sheets, shown
 from edge_runtime.bench.records import as_json, write_record
@@ -369,11 +369,6 @@ def test_a_report_comes_back_as_it_was(tmp_path: Path) -> None:
         (tmp_path / "odd.json").write_text(re.sub(r'"tpot_s":[0-9.e-]+', f'"tpot_s":{figure}', whole, count=1))
         with pytest.raises(ConfigError, match=re.escape(f"{figure} is no figure")):
             read_report(tmp_path / "odd.json")
-    for name in ("whole_s", "ttft_s", "tpot_s"):
-        for figure in ("0.0", "-1.0"):
-            (tmp_path / "odd.json").write_text(re.sub(rf'"{name}":[0-9.e-]+', f'"{name}":{figure}', whole, count=1))
-            with pytest.raises(ConfigError, match=rf"answers\[0\].{name}: expected float >= "):
-                read_report(tmp_path / "odd.json")
 
 
 @pytest.mark.parametrize(
@@ -382,16 +377,14 @@ def test_a_report_comes_back_as_it_was(tmp_path: Path) -> None:
         ({"answers": (runs.answer(domain="lwa"),)}, "domain 'lwa' is none of its settings"),
         ({"answers": (runs.answer(law="gready"),)}, "law 'gready' is none of its settings"),
         ({"answers": (runs.answer(round=2),)}, "round 2 is none of its 2"),
-        ({"answers": (runs.answer(round=-1),)}, r"answers\[0\].round: expected int >= 0"),
         ({"answers": (runs.answer(tokens=1),)}, r"answers\[0\].tokens: expected int >= 2"),
+        ({"answers": (runs.answer(tpot_s=0.0),)}, r"answers\[0\].tpot_s: expected float >= "),
         ({"answers": (runs.answer(steps=1 << 60),)}, "1152921504606846976 is no figure"),
-        ({"answers": (runs.drafted(0.1, tried_by_position=(1,)),)}, "text 0 has more drafts accepted than tried"),
         ({"answers": (runs.drafted(0.1, accepted_by_position=(51, 0)),)}, "text 0 has more drafts accepted than tried"),
         ({"answers": (runs.answer(bundle="beside"),)}, "bundle 'beside' is none of its settings"),
-        ({"samples": (Sample("odd", "greedy", "main", "m", "t"),)}, "domain 'odd' is none of its settings"),
         ({"answers": (), "samples": (), "peaks": (), "bundles": {}}, "nothing of its main bundle"),
         ({"speeds": (Speed("reading", 1, 0.0),)}, "reading at 0 GB/s"),
-        ({"power": "\x1b[2J"}, "power holds characters that no text has"),
+        ({"bundles": {"main": runs.facts("\x1b[2J", "exact")}}, "name holds characters that no text has"),
     ],
 )  # fmt: skip
 def test_a_record_that_does_not_fit_itself_is_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
@@ -402,8 +395,6 @@ def test_a_record_that_does_not_fit_itself_is_refused(tmp_path: Path, changes: d
 
 
 def test_a_text_that_cannot_be_written_again_is_refused(tmp_path: Path) -> None:
-    whole = as_json(runs.report())
-    assert runs.EVIL[:9] in whole and "\\u2028" not in whole
-    (tmp_path / "odd.json").write_text(whole.replace("</pre>", "\\ud800", 1), encoding="utf-8")
+    (tmp_path / "odd.json").write_text(as_json(runs.report()).replace("</pre>", "\\ud800"), encoding="utf-8")
     with pytest.raises(ConfigError, match="text holds characters that no text has"):
         read_report(tmp_path / "odd.json")
