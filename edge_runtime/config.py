@@ -300,9 +300,18 @@ def host_and_port(text: str, where: str) -> tuple[str, int]:
         host = host[1:-1]
     elif ":" in host:
         host = ""
-    if not (host and colon and port.isascii() and port.isdecimal() and int(port) <= 65535):
+    is_port = port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) <= 65535
+    if not (colon and is_port and _is_host(host)):
         raise ConfigError(f"{where}: server.tcp must be HOST:PORT as in 127.0.0.1:8080, not {text!r}")
     return host, int(port)
+
+
+def _is_host(name: str) -> bool:
+    """Whether a resolver takes it at all: a part that is empty or too long is an error of Python's, and no answer."""
+    try:
+        return bool(name) and b"\0" not in name.encode("idna")
+    except UnicodeError:
+        return False
 
 
 def _encodes(path: str) -> bool:

@@ -52,7 +52,12 @@ _EXTRAS = {
 
 def shown(text: str) -> str:
     """One line that a terminal shows and does not obey."""
-    return text.translate(PICTURES | dict.fromkeys((ord("\n"), ord("\t")), ord(" ")))
+    return one_line(text)
+
+
+def counted(number: float, what: str) -> str:
+    """``1 minute``, ``2.5 minutes``: ``what`` is one of them."""
+    return f"{number:g} {what}" + ("" if number == 1 else "s")
 
 
 def plain_console(width: int | None = None, *, stderr: bool = False) -> Console:
@@ -206,8 +211,11 @@ def _null(flags: int) -> int:
 
 
 def _leave_stdout() -> None:
-    """What is still buffered for stdout goes nowhere, or Python would fail once more at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """What stdout does not take goes nowhere, or Python would fail once more at exit."""
+    with suppress(OSError, ValueError):  # figures of an hour, where it is another file that found no room
+        sys.stdout.flush()
+    with suppress(io.UnsupportedOperation):  # no descriptor, as of who runs this in a process of his own
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(message: str, code: int) -> NoReturn:

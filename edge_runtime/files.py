@@ -100,7 +100,7 @@ def check_replaceable(path: Path) -> None:
     except OSError:
         return  # none is there yet
     if not stat.S_ISREG(found.st_mode):
-        raise ConfigError(f"{path} cannot be written: it is no ordinary file, and this one is written again and again")
+        raise ConfigError(f"{path} cannot be written: it is no ordinary file, and what is written there is read again")
     for stream in (1, 2):
         try:
             printed = os.path.samestat(found, os.fstat(stream))
@@ -111,15 +111,22 @@ def check_replaceable(path: Path) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Whole or not at all: a stop while writing leaves the file of before. A link stays one, and what is no ordinary
-    file (/dev/stdout) is written to and stays what it is. Raises ``OSError``.
-    """
+    """See ``replacing``."""
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file to write to, which takes the place of what a person named, whole or not at all: a stop while writing
+    leaves what was there. A link stays one, and what is no ordinary file (/dev/stdout) is written to and stays what it
+    is. Raises ``OSError``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not path.is_file():
-        path.write_text(text, encoding="utf-8")
+        yield path
         return
     with whole(Path(os.path.realpath(path))) as partial:
-        partial.write_text(text, encoding="utf-8")
+        yield partial
 
 
 def check_directory_writable(path: Path) -> None:
@@ -136,7 +143,8 @@ def _check_room(path: Path) -> None:
     """The nearest directory above that is there takes a file: tried, for rights alone do not tell a file system that is
     read only, nor what root may do."""
     longest = os.pathconf("/", "PC_NAME_MAX")
-    if any(len(os.fsencode(part)) > longest for part in path.parts):
+    # Its own name, while it is written: see ``whole``.
+    if any(len(os.fsencode(part)) > longest for part in (*path.parts, f"{path.name}.part")):
         raise ConfigError(f"{path} cannot be written: File name too long")
     parent = path.absolute().parent
     while not os.path.lexists(parent):

@@ -8,15 +8,18 @@ the current directory. So no command has those: a test looks at all of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 from click.core import ParameterSource
 
 from .errors import ConfigError
 from .files import check_directory_writable, check_replaceable, check_writable, name_too_long
+
+MOST_THREADS, MOST_ROUNDS, MOST_TOKENS, MOST_SEED = 1 << 10, 10_000, 1 << 24, (1 << 63) - 1
+"""What any machine has, anybody waits for, any context holds, and a request may say."""
 
 
 class Whole(click.IntRange):
@@ -78,40 +81,38 @@ class Place(_Path):
         return super().convert(value, param, ctx)
 
 
-class Written(Place):
-    """A file that is written at the end: whether it can be is told before the work, and not behind it."""
+class _Checked(Place):
+    """What would fail behind the work is told before it."""
+
+    checks: ClassVar[tuple[Callable[[Path], None], ...]] = ()
+    """Each raises ``ConfigError``."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = super().convert(value, param, ctx)
         try:
-            check_writable(path)
+            for check in self.checks:
+                check(path)
         except ConfigError as problem:
             self.fail(str(problem), param, ctx)
         return path
+
+
+class Written(_Checked):
+    """A file that is written at the end."""
+
+    checks: ClassVar[tuple[Callable[[Path], None], ...]] = (check_writable,)
 
 
 class Kept(Written):
-    """A file that is written again and again, whole each time: another one takes its name."""
+    """A file that is written again and again, or read back: an ordinary one."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        path = super().convert(value, param, ctx)
-        try:
-            check_replaceable(path)
-        except ConfigError as problem:
-            self.fail(str(problem), param, ctx)
-        return path
+    checks = (check_writable, check_replaceable)
 
 
-class WrittenDirectory(Place):
-    """The same of a directory, which may be there."""
+class WrittenDirectory(_Checked):
+    """A directory that is written into; it may be there."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        path = super().convert(value, param, ctx)
-        try:
-            check_directory_writable(path)
-        except ConfigError as problem:
-            self.fail(str(problem), param, ctx)
-        return path
+    checks = (check_directory_writable,)
 
 
 class Word(click.types.StringParamType):

@@ -15,7 +15,7 @@ from edge_runtime.bundle import TARGET, Manifest, file_problems, read_manifest, 
 from edge_runtime.console import OneLineErrors, ends_tidily, plain_console
 from edge_runtime.errors import BundleError, ConfigError
 from edge_runtime.files import read_text_at_most
-from edge_runtime.parameters import Place, Whole, Word, Written
+from edge_runtime.parameters import MOST_TOKENS, Place, Whole, Word, Written
 from edge_runtime.schema import structure
 
 from .heads_command import fit_heads
@@ -34,6 +34,7 @@ _OVERRIDES = (
     "accuracy_level",
     "block_size",
     "max_context",
+    "lanes",
     "calibration",
 )
 
@@ -108,6 +109,7 @@ def _default(key: str) -> str:
 @click.option(
     "--max-context", type=int, metavar="N", help="Longest context the bundle can serve." + _default("max_context")
 )
+@click.option("--lanes", type=int, metavar="N", help="Steps of so many sessions at once.  [default: of one]")
 @click.option(
     "--calibration",
     type=Word(),
@@ -247,7 +249,7 @@ def recipe_command(explained: bool) -> None:
 )
 @click.option(
     "--max-context",
-    type=Whole(1),
+    type=Whole(1, MOST_TOKENS),
     metavar="N",
     help="Longest context the bundle can serve." + _default("max_context"),
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from edge_runtime.errors import ConfigError
-from edge_runtime.parameters import Place, Whole, WrittenDirectory
+from edge_runtime.parameters import MOST_TOKENS, Place, Whole, WrittenDirectory
 
 from .progress import progress_bars
 
@@ -21,8 +21,8 @@ _PARTS, _HELD = ("natural", "drawn"), ("held-natural", "held-drawn")
 @click.option("--features", required=True, type=Place(), help="Features that train-drafter made.")
 @click.option("--output", required=True, type=WrittenDirectory(), help="Must not exist.")
 @click.option("--heads", type=Whole(1, 16), default=4, show_default=True, help="Tokens of a draft at most.")
-@click.option("--rows", type=Whole(min=1), default=16_384, show_default=True, help="Of the reduced head.")
-@click.option("--inner", type=Whole(min=1), help="Width inside of a head.  [default: the target's]")
+@click.option("--rows", type=Whole(1, MOST_TOKENS), default=16_384, show_default=True, help="Of the reduced head.")
+@click.option("--inner", type=Whole(1, 1 << 16), help="Width inside of a head.  [default: the target's]")
 def fit_heads(target: Path, features: Path, output: Path, heads: int, rows: int, inner: int | None) -> None:
     """Fit parallel heads to a TARGET's features, in closed form."""
     import numpy as np

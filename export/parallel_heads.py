@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_runtime.errors import CheckpointError
+from edge_runtime.files import replace_text
 from edge_runtime.schema import structure
 
 from .array_checkpoint import ArrayCheckpoint, Floats
@@ -116,8 +117,7 @@ def save_heads(directory: Path, heads: FittedHeads) -> None:
     write_tensors(directory / WEIGHTS_NAME, arrays)
     config = {"model_type": MODEL_TYPE, **asdict(heads.config)}
     for name, content in ((CONFIG_NAME, config), (RECORD_NAME, heads.record)):
-        text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-        (directory / name).write_text(text, encoding="utf-8")
+        replace_text(directory / name, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
 def heads_checkpoint(heads: FittedHeads, path: Path, target: Checkpoint) -> ArrayCheckpoint:

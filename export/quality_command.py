@@ -13,7 +13,7 @@ from rich.table import Table
 from edge_runtime.console import plain_console
 from edge_runtime.errors import ConfigError
 from edge_runtime.files import read_text_at_most
-from edge_runtime.parameters import Place, Whole, Word
+from edge_runtime.parameters import MOST_TOKENS, Place, Whole, Word
 
 from .progress import progress_bars
 
@@ -26,7 +26,7 @@ _MOST_TEXT_BYTES = 1 << 24
 @click.command()
 @click.argument("source", type=Place())
 @click.option("--text", type=Place(), help="Text to predict, not the one that calibrates.  [default: the GPL-3]")
-@click.option("--tokens", type=Whole(1), default=2048, show_default=True, help="Of it, in pieces of 512.")
+@click.option("--tokens", type=Whole(1, MOST_TOKENS), default=2048, show_default=True, help="Of it, in pieces of 512.")
 @click.option(
     "--calibration", type=Word(), metavar="FILE|builtin", default="builtin", show_default=True,
     help="Text whose activations guide the calibrated schemes.",

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from edge_runtime.errors import ConfigError, did_you_mean, why
+from edge_runtime.files import whole
 
 from .checkpoint import GGUF_NAMES, expected_shapes
 from .gguf_blocks import KINDS, row_bytes
@@ -75,8 +76,10 @@ def write_synthetic(path: Path, name: str, shape: Shape, progress: Progress, see
     tensors = [(_gguf_name(key), of) for key, of in expected_shapes(config_of(name, shape)).items()]
     sizes = [_bytes(key, of) for key, of in tensors]
     random = np.random.default_rng(seed)
+    if path.exists():
+        raise ConfigError(f"{path}: File exists")
     try:
-        with path.open("xb") as file:
+        with whole(path) as partial, partial.open("wb") as file:
             _write_header(file, _metadata(shape) | _tokenizer(shape.vocab), tensors, sizes)
             done = 0
             for (key, of), size in zip(tensors, sizes, strict=True):

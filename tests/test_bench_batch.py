@@ -119,7 +119,7 @@ def test_the_view_shows_and_writes(made: Made, place: Path, tmp_path: Path, monk
 
     without, _ = saved(place / "plain", place / "checkpoint")
     refused = view(without)
-    assert refused.exit_code == 2 and "export it with `lanes: 8`" in refused.stderr
+    assert refused.exit_code == 2 and refused.stderr.count("\n") == 1 and "--lanes 8 --output" in refused.stderr
     assert refused.stderr.count("\n") == 1
     vain = view(without, "--html", str(tmp_path / "page.html"))
     assert vain.exit_code == 2 and "not with --html" in vain.stderr

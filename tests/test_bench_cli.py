@@ -62,7 +62,7 @@ def test_it_shows_writes_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert after.started == before.started and len(after.speeds) > len(before.speeds)
     assert [(peak.drafter, peak.resident.peak) for peak in after.peaks] == [("none", 4), ("auto", 4)]
     assert "texts of 16 tokens: about " in done.stderr
-    assert "1 domains of rounds are in the file already" in done.stderr
+    assert "1 domain of rounds known from the file" in done.stderr
     for words in ("Whole answers, plain against drafted", "What drafting did", "Draft lengths", "draft K=80", "Bundles",
                   "memory bandwidth and energy", "not measured: "):  # fmt: skip
         assert words in done.stdout

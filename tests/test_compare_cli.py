@@ -57,7 +57,7 @@ def test_it_shows_writes_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert begun == ["law", "poetry", "poetry"]
     after = read_report(path)
     assert after.domains[0] == before.domains[0] and after.plain == before.plain and after.complete
-    assert "1 domains are in the file already" in done.stderr and "about" in done.stderr
+    assert "1 domain known from the file" in done.stderr and "about" in done.stderr
     for words in ("Plain decoding", "Default policy, measured", "PROJECTION, not measured", "best fixed", "Floors"):
         assert words in done.stdout
     assert "draft auto threshold" in done.stdout and max(map(len, done.stdout.splitlines())) <= 100

@@ -107,12 +107,13 @@ def test_methods_are_compared_by_what_each_is_over_its_own_plain_text() -> None:
     # The machine was twice as slow while the default ran: its plain text was, too.
     slow = run(seconds_per_token=1.6, plain_seconds_per_token=2.0)
     fixed = run(seconds_per_token=0.8, plain_seconds_per_token=1.0, method="mtp K=2")
-    assert between([fixed], [slow]).median == pytest.approx(1.0)
+    found = between([fixed], [slow])
+    assert found is not None and found.median == pytest.approx(1.0)
 
 
 def test_only_texts_of_one_prompt_and_round_are_pairs() -> None:
     found = between([run(2.0, prompt="a"), run(1.0, prompt="b")], [run(2.0, prompt="b"), run(9.0, prompt="c")])
-    assert (found.median, found.pairs) == (pytest.approx(2.0), 1)
+    assert found is not None and (found.median, found.pairs) == (pytest.approx(2.0), 1)
 
 
 def _searched() -> list[Any]:
@@ -301,6 +302,31 @@ def test_a_file_that_is_none(tmp_path: Path, content: str | None, words: str) ->
     with pytest.raises(ConfigError, match=words) as problem:
         read_report(path)
     assert "\n" not in str(problem.value)
+
+
+@pytest.mark.parametrize(
+    ("runs", "words"),
+    [
+        ((run(law="gready"),), "law 'gready' is none of its settings"),
+        ((priced(1.0, "steep"),), "curve 'steep' is none of its settings"),
+        ((run(accepted_by_position=(17, 8)),), "text 0 has more drafts accepted than tried"),
+        ((run(seconds_per_token=0.0),), r"domains\[0\].runs\[0\].seconds_per_token: expected float >= "),
+        ((run(round=-1),), "round: expected int >= 0"),
+    ],
+)
+def test_a_comparison_that_does_not_fit_itself(tmp_path: Path, runs: tuple[Any, ...], words: str) -> None:
+    write_record(tmp_path / "report.json", _report(domains=(domain("law", "open", *runs),)))
+    with pytest.raises(ConfigError, match=words):
+        read_report(tmp_path / "report.json")
+    twice = (domain("law", "open", run()), domain("law", "open", run()))
+    write_record(tmp_path / "report.json", _report(domains=twice))
+    with pytest.raises(ConfigError, match="a domain stands in it twice"):
+        read_report(tmp_path / "report.json")
+
+
+def test_a_best_that_was_measured_in_other_rounds_is_beside_nothing() -> None:
+    apart = [run(1.2, round=0), run(1.3, round=1, method="lookup K=3")]
+    assert best_fixed(domain("law", "open", *apart), "sampled") is None
 
 
 @pytest.mark.parametrize(

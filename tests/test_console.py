@@ -16,7 +16,7 @@ from scripted_server import scripted_server
 from test_cli_top import FULL, telling
 
 from edge_runtime.cli import main
-from edge_runtime.console import OneLineErrors
+from edge_runtime.console import OneLineErrors, counted
 from edge_runtime.errors import first_line
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -57,6 +57,30 @@ def _lacking(name: str) -> None:
 def test_a_name_in_an_error_does_not_command_the_terminal(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["bench", "--bundle", str(tmp_path / "a\x1b[2J\x9bb")])
     assert done.exit_code == 2 and "a\u241b[2J\ufffdb" in done.stderr and done.stderr.rstrip("\n").isprintable()
+
+
+def test_what_was_printed_is_not_lost_where_another_file_finds_no_room(tmp_path: Path) -> None:
+    """Tables of an hour wait in a buffer while a page is written."""
+    code = (
+        "import sys, test_console as t\n"
+        "@t._program.command('x')\n"
+        "def x():\n"
+        "    sys.stdout.write('figures')\n"
+        "    raise OSError(28, 'No room', 'page.html')\n"
+        "t._program(['x'])"
+    )
+    with (tmp_path / "out").open("w") as out:
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT / "tests", stdout=out, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}, timeout=120,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (1, "error: page.html: No room\n")
+    assert (tmp_path / "out").read_text() == "figures"
+
+
+def test_one_is_no_plural() -> None:
+    told = [counted(number, "minute") for number in (0, 0.5, 1, 1.0, 2, 1200)]
+    assert told == ["0 minutes", "0.5 minutes", "1 minute", "1 minute", "2 minutes", "1200 minutes"]
 
 
 @pytest.mark.parametrize("charset", ["ascii", "latin-1", "utf-8"])

@@ -161,6 +161,14 @@ def test_links_lead_somewhere(page: str) -> None:
             assert heading in headings(target.read_text(encoding="utf-8")), f"{page}: {place}#{heading}"
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "docs/log.md"])
+def test_prose_is_read_without_scrolling(page: str) -> None:
+    """Tables, commands and links are as long as they are; so is what a tool writes between marks."""
+    text = re.sub(r"^```.*?^```|(<!-- ([a-z ]+): begin -->).*?<!-- \2: end -->", "", read(page), flags=re.M | re.S)
+    long = [line for line in text.splitlines() if len(line) > 130 and not re.match(r"\||    ", line)]
+    assert [line for line in long if "](http" not in line] == []
+
+
 def test_every_page_is_on_the_map_and_every_command() -> None:
     text = read("docs/README.md")
     there = {Path(place).name for place, _ in links(text)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import resource
 import select
 import subprocess
@@ -16,12 +17,16 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from edge_runtime.bench.records import write_record
+from edge_runtime.cli import main
 from edge_runtime.files import whole
 from edge_runtime.server.logs import OneLine, Stderr
 from export.training.checkpoint import write_tensors
 from export.training.features import open_part
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def _handler(descriptor: int) -> Stderr:
@@ -129,6 +134,29 @@ def test_a_full_disk_leaves_what_was_there_and_names_the_file(
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
     write(path, 50_000)
     assert path.stat().st_size > 40_000
+
+
+@pytest.mark.parametrize("arguments", [
+    ["simulate", "--minutes", "0.5", "--json"], ["simulate", "--minutes", "0.5", "--plants", "1", "--json"],
+])  # fmt: skip
+def test_a_command_that_finds_no_room_for_its_figures_is_one_line_and_leaves_those_of_before(
+    tmp_path: Path, arguments: list[str]
+) -> None:
+    path = tmp_path / "figures.json"
+    path.write_text("those of before")
+    with little_room(64):
+        done = CliRunner().invoke(main, [*arguments, str(path)])
+    assert done.exit_code == 1 and done.stderr.endswith(f"error: {path}: File too large\n"), done.stderr
+    assert path.read_text() == "those of before" and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("name", ["cli", "bench/compare", "simulator/plot.py"])
+def test_what_a_command_writes_goes_through_one_door(name: str) -> None:
+    """``files.replacing``: a figure is there whole, or the one of before is."""
+    place = ROOT / "edge_runtime" / name
+    for source in [place] if place.is_file() else sorted(place.glob("*.py")):
+        found = re.findall(r"\.write_(?:text|bytes)\(|savefig\(path\b|open\([^)]*[\"'][wax]b?[\"']", source.read_text())
+        assert found == [], source
 
 
 def test_features_find_room_before_they_are_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,6 +72,13 @@ def test_what_is_slow_because_it_is_weighed_is_no_finding() -> None:
     assert list(judge.findings) == ["memory"]
 
 
+def test_seeds_of_records_are_read_and_shown(tmp_path: Path) -> None:
+    """Spoilt ones would else be refused for what was wrong with all of them."""
+    for data, (reader, show) in zip(bench_record.seeds(), bench_record.READ, strict=False):
+        (tmp_path / "record").write_bytes(data)
+        show(reader(tmp_path / "record"))
+
+
 def _gguf(edit: Callable[[Parts], object], kind: int = 8) -> bytes:
     parts = gguf_gemma(kind)
     edit(parts)
@@ -366,6 +373,11 @@ def test_arrays_of_an_earlier_run_are_read_or_refused(tmp_path: Path) -> None:
                 told.append(str(problem))
         assert len(told) > 100
         assert all(line.isprintable() and "spoilt cannot be read: " in line for line in told)
+    for read, name in ((read_array, "whole.npz"), (readers["whole.npz"], "one.npy")):
+        with pytest.raises(ConfigError, match="cannot be read: "):
+            read(tmp_path / name)
+    with pytest.raises(ConfigError, match="not \\[3\\]"):
+        read_array(tmp_path / "one.npy", (3,))
 
 
 def test_a_bound_on_a_file_is_not_allocated(tmp_path: Path) -> None:

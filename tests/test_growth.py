@@ -16,9 +16,25 @@ from test_bench_page import Outline
 from edge_runtime.bench import stats
 from edge_runtime.bench.growth.context import ContextPlan, measure_context
 from edge_runtime.bench.growth.figures import coins, host_figures, over_one, replay, step_figures
+from edge_runtime.bench.growth.html import page
 from edge_runtime.bench.growth.models import ModelPlan, measure_model, rounds_within
-from edge_runtime.bench.growth.record import Facts, ModelRun, Sessions, Shared, Step, Way, read_report
+from edge_runtime.bench.growth.plots import plots
+from edge_runtime.bench.growth.record import (
+    Contexts,
+    Facts,
+    ModelRun,
+    Prefill,
+    Report,
+    Sessions,
+    Settings,
+    Shared,
+    Step,
+    Way,
+    read_report,
+)
 from edge_runtime.bench.growth.stepping import Kind, Stepper, drafter_named, room_for, text_of
+from edge_runtime.bench.protocol.svg import Lines
+from edge_runtime.bench.records import write_record
 from edge_runtime.bench.stats import middle
 from edge_runtime.cli import bench_growth, main
 from edge_runtime.errors import ConfigError
@@ -184,6 +200,57 @@ def test_what_a_round_adds_has_room() -> None:
     bundle = fake_bundle(FakeModel(), capacity=40 + plan.room)
     run = measure_model(bundle, FACTS, plan)
     assert all(one.drafted == one.k for one in run.steps)
+
+
+# The file
+
+
+def _report(*steps: Step, **changes: Any) -> Report:
+    settings = Settings({}, "0", (8,), KS, (1, 2), (0.5,), 2, "full", "auto", 1)
+    runs = tuple(Shared(count, "plain", 0, 0.1, 1.0, 9, 0.1, 0.0, Resident(1, 1, 1)) for count in (1, 2))
+    model = ModelRun(FACTS, 8, 1.0, 1.0, Resident(1, 1, 1), steps)
+    given = {"sessions": Sessions(1, 1, 1, runs), "models": (model,), **changes}
+    return Report(1, "0", settings, "now", "bench", FACTS, **given)
+
+
+PAIR = (step(0), step(1, 1.5, acceptance=0.5))
+
+
+def test_a_step_of_a_round_without_a_plain_one_is_beside_nothing(tmp_path: Path) -> None:
+    write_record(tmp_path / "g.json", _report(*PAIR, step(1, 9.0, round=1, acceptance=0.5)))
+    report = read_report(tmp_path / "g.json")
+    assert "made up" in page(report)
+    (run,) = report.models
+    found = replay(run, 1, 0.5)
+    assert found is not None and found.speedup.pairs == 1
+    assert replay(ModelRun(FACTS, 8, 1.0, 1.0, Resident(1, 1, 1), PAIR[1:]), 1, 0.5) is None
+
+
+def test_a_line_with_a_gap_is_not_drawn_over_it() -> None:
+    """A drafter that gave fewer tokens behind one of the contexts: what came behind the next is not its value."""
+    steps = (step(0), step(0, context=16), step(1, context=16), step(3), step(3, context=16))
+    known = Contexts((Prefill(16, 0, 1.0),), steps, ())
+    drawn = {plot.title: plot for plot in plots(_report(context=known)) if isinstance(plot, Lines)}
+    assert [name for name, _ in drawn["Milliseconds of a step"].series] == ["plain", "K=3"]
+    assert set(drawn) == {"Milliseconds of a step", "Milliseconds of a drafted token"}
+    assert not [plot for plot in plots(_report(context=Contexts((), (), ()))) if isinstance(plot, Lines)]
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (_report(*PAIR, step(1, round=7, acceptance=0.5)), "round 7 is none of its 2"),
+        (_report(*PAIR, step(1, round=-1, acceptance=0.5)), "round: expected int >= 0"),
+        (_report(*PAIR, dataclasses.replace(PAIR[1], k=10**9)), r"models\[0\].steps\[2\].k: expected int <= 1023"),
+        (_report(*PAIR, step(1, acceptance=1.5)), "acceptance: expected float <= 1.0"),
+        (_report(dataclasses.replace(PAIR[0], body_s=0.0)), "body_s: expected float >= "),
+        (_report(*PAIR, sessions=Sessions(1, 1, 1, ())), "sessions.runs: expected array of length >= 1"),
+    ],
+)  # fmt: skip
+def test_a_record_that_could_not_have_been_measured(tmp_path: Path, changed: Report, words: str) -> None:
+    write_record(tmp_path / "g.json", changed)
+    with pytest.raises(ConfigError, match=words):
+        read_report(tmp_path / "g.json")
 
 
 # The whole of it

@@ -61,6 +61,20 @@ def test_no_option_takes_a_number_that_is_none(param: click.Parameter) -> None:
         refused(param, value)
 
 
+BOUNDED_BY_WHAT_THEY_ARE_FOR = {
+    "--context": "the bundle", "--temperature": "the law", "--top-k": "the law", "--top-p": "the law",
+    "--min-p": "the law", "--accuracy-level": "the recipe", "--block-size": "the recipe", "--max-context": "the recipe",
+    "--lanes": "the recipe", "--layers": "the recipe", "--vocab-rows": "the recipe",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("param", [*typed(click.types.IntParamType), *typed(FloatParamType)])
+def test_a_number_has_a_bound(param: click.Parameter) -> None:
+    """A zero too many is told at once, and not by a machine that is out of memory."""
+    if param.opts[0] not in BOUNDED_BY_WHAT_THEY_ARE_FOR:
+        assert isinstance(param.type, Whole | Finite) and param.type.max is not None
+
+
 @pytest.mark.parametrize("param", typed(click.IntRange))
 def test_no_option_takes_an_integer_range(param: click.Parameter) -> None:
     """Neither in its help nor in a refusal: it takes one of them."""
@@ -208,6 +222,17 @@ def test_what_is_replaced_stays_what_it_was(tmp_path: Path) -> None:
         os.close(reader)
 
 
+def test_a_name_that_is_too_long_only_while_it_is_written_is_told_before_the_work(tmp_path: Path) -> None:
+    for size, ok in ((250, True), (251, False), (255, False)):
+        path = tmp_path / ("x" * size)
+        if ok:
+            check_writable(path)
+            replace_text(path, "text")
+        else:
+            with pytest.raises(ConfigError, match="File name too long"):
+                check_writable(path)
+
+
 def test_nothing_is_left_beside_what_could_not_be_replaced(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UnicodeEncodeError):
@@ -217,7 +242,7 @@ def test_nothing_is_left_beside_what_could_not_be_replaced(tmp_path: Path) -> No
 
 def test_what_is_written_again_and_again_says_so_of_itself() -> None:
     kept = {name for name, param in PARAMETERS if isinstance(param.type, Kept)}
-    assert kept == {
+    assert kept == {"edge-runtime soak --record"} | {
         f"edge-runtime {command} --{name}" for command in ("bench", "compare") for name in ("json", "resume")
     }
 

@@ -6,12 +6,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
+from test_faults_log import little_room
 
 from edge_runtime.bench.soak.figures import Quarters, SoakFigures, quarters, summed_up
 from edge_runtime.bench.soak.mix import Book, Order, Sizes, fault, said, scripts
+from edge_runtime.bench.soak.plan import soak_plan
 from edge_runtime.bench.soak.record import (
     SCHEMA,
     Answer,
@@ -24,11 +27,15 @@ from edge_runtime.bench.soak.record import (
     Record,
     Settings,
     read_lines,
+    share_had,
 )
 from edge_runtime.bench.soak.verdicts import unjudged, verdicts
+from edge_runtime.bench.stats import student
+from edge_runtime.boards import board_named
 from edge_runtime.cli import main
+from edge_runtime.cli.soak import run
 from edge_runtime.client.results import Choice, Completion, ToolCall, Usage
-from edge_runtime.errors import ConfigError
+from edge_runtime.errors import ConfigError, EngineError
 
 SETTINGS = Settings(
     SCHEMA, "edge-runtime soak", "2026-01-01 00:00 UTC", {}, "b", 120.0, 300.0, 4, 3, 2, "orin-nano-8", "sysfs", 60.0, 1
@@ -160,6 +167,30 @@ def test_where_others_have_the_processors_the_temperature_is_not_judged() -> Non
     assert any("others had the processors" in what for what in unjudged(figures))
 
 
+def test_what_was_not_judged_between_is_not_time_above_the_limit() -> None:
+    """Above for a moment, hours apart, and in between no processors to speak of."""
+    lines = [line for line in a_record() if not isinstance(line, Look)]
+    above = [Look(at, 60.5, "warm", 1, False) for at in (0.0, 0.25, 900.0, 900.25)]
+    starved = [Look(20.0 + at, 50.0, "warm", 1, False, 0.0) for at in range(800)]
+    figures = summed_up((*lines, *sorted([*above, *starved], key=lambda look: look.at_s)))
+    assert figures.heat.over_s == 0.25 and figures.heat.over_c == 0.5
+
+
+def test_what_was_cut_off_is_neither_done_nor_failed_and_still_a_cause() -> None:
+    cut = Happening(500.0, 510.0, "swap", None)
+    figures = summed_up(tuple(a_record(cut, refused(505.0, "not served any more"))))
+    assert figures.failed == () and figures.undue == () and "swap" not in figures.happenings
+
+
+def test_the_interval_of_a_few_rests_is_that_of_a_few() -> None:
+    for freedom, point in ((2, 4.303), (3, 3.182), (4, 2.776), (10, 2.228), (30, 2.042), (1000, 1.962)):
+        assert student(freedom) == pytest.approx(point, rel=0.04)
+
+
+def test_a_thread_that_has_ended_takes_what_it_waited_with_it() -> None:
+    assert (share_had(1.0, -0.5), share_had(0.0, -1.0), share_had(1.0, 1.0)) == (1.0, 1.0, 0.5)
+
+
 def test_steps_while_all_is_stopped_are_seen() -> None:
     stopped = [Look(500.0 + at, 70.0, "critical", tokens, True) for at, tokens in enumerate((400, 401, 401, 403))]
     assert summed_up(tuple(a_record(*stopped))).tokens_while_stopped == 2
@@ -174,6 +205,8 @@ def test_quarters_take_the_first_and_the_last_by_time() -> None:
 
 # --- files ----------------------------------------------------------------------------------------
 
+ENCODED, REST = (msgspec.json.encode(line) + b"\n" for line in (SETTINGS, checkpoint(0)))
+END = b'{"type":"end","at_s":1.0,"why":""}\n'
 
 def written(path: Path, lines: Iterable[Line]) -> Path:
     with Record(path) as record:
@@ -197,11 +230,59 @@ def test_a_record_of_a_run_that_was_killed_counts_as_far_as_it_goes(tmp_path: Pa
     assert done.exit_code == 1 and "MISSED 0 requests lost" in done.output
 
 
+def test_a_file_without_an_end_is_not_read_to_it() -> None:
+    done = show(Path("/dev/zero"))
+    assert done.exit_code == 2 and done.stderr == "error: /dev/zero, line 1: longer than any of a soak's record\n"
+
+
+def test_what_a_record_says_does_not_command_the_terminal(tmp_path: Path) -> None:
+    odd = "\x1b[2J\u202e"
+    lines = a_record(replace(RIGHT, kind=odd, outcome="wrong", why=odd), Happening(1.0, 2.0, odd, False, odd))
+    lines[0] = replace(SETTINGS, board=odd, bundle=odd)
+    done = show(written(tmp_path / "r.jsonl", [*lines, checkpoint(_LAPS, errors=(odd,)), End(1.0, odd)]))
+    assert done.exit_code == 1 and done.output.replace("\n", "").isprintable() and "\u241b[2J" in done.output
+
+
+def test_an_older_record_stays_where_no_daemon_comes_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(*given: object) -> Any:
+        raise EngineError("it did not come up")
+
+    path = tmp_path / "r.jsonl"
+    path.write_text("two hours")
+    monkeypatch.setattr("edge_runtime.cli.soak.staged", nothing)
+    with pytest.raises(EngineError):
+        run(tmp_path, tmp_path, board_named("orin-nano-8"), "sysfs", soak_plan(1.0, 1.0, 1, 1, 60.0, 1), path)
+    assert path.read_text() == "two hours"
+
+
+def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    with Record(path) as record:
+        record.add(SETTINGS)
+        with little_room(path.stat().st_size + 9), pytest.raises(OSError, match="File too large") as caught:
+            record.add(RIGHT)
+        assert caught.value.filename == str(path)
+        record.add(End(1.0, "OSError: File too large"))
+    assert read_lines(path) == (SETTINGS, End(1.0, "OSError: File too large"))
+
+
 def test_a_daemon_that_ends_is_a_fault() -> None:
     assert missed([*a_record()[:-1], End(99.0, "the daemon ended with -9")]) == ["the daemon lives to the end"]
 
 
-@pytest.mark.parametrize("text", [b"", b"{}\n", b"no JSON\n", b'{"type":"end","at_s":1.0,"why":""}\n'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"", b"{}\n", b"no JSON\n", b'{"type":"end","at_s":1.0,"why":""}\n', b"\n", b"\xff\n", b"[" * 9000 + b"\n",
+        b"x" * (2 << 20), b"x" * (2 << 20) + b"\n",
+        ENCODED + END.replace(b"1.0", b"1e999"), ENCODED + END.replace(b"1.0", b"1e300"), ENCODED + END[:-9] + b"\n",
+        ENCODED + END.replace(b"1.0", b"-1.0"), ENCODED + END.replace(b"1.0", b"9" * 5000),
+        ENCODED.replace(b'"schema":1', b'"schema":2'), ENCODED.replace(b'"settings"', b'"odd"'),
+        ENCODED + REST + REST, ENCODED + END + ENCODED,
+        ENCODED + REST.replace(b'"anonymous":7', b'"anonymous":' + b"7" * 400),
+    ],
+    ids=range(19),
+)  # fmt: skip
 def test_files_that_are_no_record(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "r.jsonl"
     path.write_bytes(text)
@@ -213,6 +294,7 @@ def test_files_that_are_no_record(tmp_path: Path, text: bytes) -> None:
 
 def test_options_that_do_nothing_are_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "r.jsonl", a_record())
+    assert CliRunner().invoke(main, ["soak", "--record", "/dev/null"]).exit_code == 2
     for options in (("--clients", "3"), ("--record", str(tmp_path / "x"))):
         assert show(path, *options).exit_code == 2
     assert CliRunner().invoke(main, ["soak"]).exit_code == 2

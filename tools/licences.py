@@ -133,7 +133,7 @@ def recorded(path: Path = RECORD) -> dict[tuple[str, str], Licence]:
 
 
 def _asked(pins: Mapping[str, Pin], target: Target) -> dict[tuple[str, str], Licence]:
-    """What the index tells of these, for one Python; nothing is installed. Raises ``CalledProcessError``."""
+    """What the index tells of these, for one Python; nothing is installed."""
     platforms = [f"manylinux_2_{minor}_{target.machine}" for minor in range(17, target.glibc + 1)]
     with tempfile.TemporaryDirectory() as folder:
         wanted, report = Path(folder, "wanted.txt"), Path(folder, "report.json")
@@ -142,7 +142,8 @@ def _asked(pins: Mapping[str, Pin], target: Target) -> dict[tuple[str, str], Lic
         command += ["--only-binary", ":all:", "--python-version", target.python, "--implementation", "cp"]
         command += [word for one in (f"manylinux2014_{target.machine}", *platforms) for word in ("--platform", one)]
         command += ["--target", f"{folder}/none", "--report", str(report), "--requirement", str(wanted)]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        if subprocess.run(command, check=False, stdout=subprocess.DEVNULL).returncode:
+            sys.exit("pip could not be asked what these releases say of themselves")  # it has said why
         entries = json.loads(report.read_text(encoding="utf-8"))["install"]
     found: dict[tuple[str, str], Licence] = {}
     for entry in entries:

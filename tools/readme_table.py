@@ -20,7 +20,9 @@ from edge_runtime.bench.compare.figures import chosen as compared
 from edge_runtime.bench.protocol.figures import PLAIN_LABEL, chosen, figures, whole_speedup
 from edge_runtime.bench.protocol.record import Report, read_report
 from edge_runtime.bench.protocol.sheets import megabytes, places, shown, three_digits
+from edge_runtime.console import counted
 from edge_runtime.errors import EdgeError
+from edge_runtime.files import replace_text
 
 _KINDS = {"open": "writes freely", "copy": "copies (retrieval, JSON, edits)"}
 
@@ -58,8 +60,9 @@ def _where(report: Report) -> str:
     machine = ", ".join(settings.machine[key] for key in ("processor", "memory") if key in settings.machine)
     runtime = f", onnxruntime {settings.machine['onnxruntime']}" if "onnxruntime" in settings.machine else ""
     unfinished = "" if report.complete else " **This run was not finished.**"
+    threads = counted(settings.threads, "thread")
     return (
-        f"**{machine}**, {settings.threads} threads{runtime}; {main.name}, {main.precision}; {report.started}. "
+        f"**{machine}**, {threads}{runtime}; {main.name}, {main.precision}; {report.started}. "
         f"`edge-runtime bench`: whole answers of {settings.tokens} tokens, prompt included, {settings.rounds} rounds, "
         f"plain and drafted in turn.{unfinished}"
     )
@@ -131,7 +134,7 @@ def main(arguments: list[str] | None = None) -> int:
             print("\n\n".join(found.values()))
         pages = {page: put(page.read_text(encoding="utf-8"), found) for page in given.into}
         for page, text in pages.items():
-            page.write_text(text, encoding="utf-8")
+            replace_text(page, text)
     except (EdgeError, OSError, ValueError) as problem:
         print(f"error: {problem}", file=sys.stderr)
         return 2

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ..console import counted
 from ..doctor.probes.device_arrays import DeviceArrays
 from ..doctor.probes.host import Buffers
 from ..doctor.probes.telling import Absent
@@ -31,7 +32,7 @@ class Speed:
     def __str__(self) -> str:
         if not self.threads:
             return f"{self.what} {self.gb_s:.1f} GB/s"
-        return f"{self.what} with {self.threads} thread{'s' * (self.threads > 1)} {self.gb_s:.1f} GB/s"
+        return f"{self.what} with {counted(self.threads, 'thread')} {self.gb_s:.1f} GB/s"
 
 
 def device_speeds(measure_s: float = _MEASURE_S) -> tuple[Speed, ...]:

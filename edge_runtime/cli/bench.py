@@ -14,7 +14,18 @@ from ..bench.environments import ENVIRONMENTS, named_pythons
 from ..bench.process import PATIENCE_S
 from ..bench.protocol.plan import LENGTHS
 from ..console import plain_console
-from ..parameters import Finite, Kept, Place, Whole, Word, Written, refuse_useless
+from ..parameters import (
+    MOST_ROUNDS,
+    MOST_THREADS,
+    MOST_TOKENS,
+    Finite,
+    Kept,
+    Place,
+    Whole,
+    Word,
+    Written,
+    refuse_useless,
+)
 from .bench_batch import measure_batch
 from .bench_claims import PARTS, Wanted, hold_claims
 from .bench_growth import measure_growth
@@ -44,13 +55,13 @@ _WITH_GROWTH = {"bundle", "view", "threads", "rounds", "quick", "head", "drafter
               help="The same model in another precision: precision and drafting taken apart.")  # fmt: skip
 @click.option("--domains", metavar="A,B", help="Kinds of text.  [default: the articles' five]")
 @law_options
-@click.option("--rounds", type=Whole(2), metavar="N",
+@click.option("--rounds", type=Whole(2, MOST_ROUNDS), metavar="N",
               help="Of everything.  [default: 10; growth, claims: 12; rivals: 6]")  # fmt: skip
-@click.option("--tokens", type=Whole(16), metavar="N",
+@click.option("--tokens", type=Whole(16, MOST_TOKENS), metavar="N",
               help="Of each text.  [default: 200; claims, rivals: 64]")  # fmt: skip
 @click.option("--lengths", metavar="A,B", default=",".join(map(str, LENGTHS)), show_default=True,
               help="Drafts of fixed length, beside the adaptive default.")  # fmt: skip
-@click.option("--length-rounds", type=Whole(1), default=1, metavar="N", show_default=True,
+@click.option("--length-rounds", type=Whole(1, MOST_ROUNDS), default=1, metavar="N", show_default=True,
               help="Rounds that these are part of.")  # fmt: skip
 @click.option("--drafter", default="auto", metavar="NAME", show_default=True,
               help="Who drafts at fixed lengths; auto: the bundle's first, or lookup.")  # fmt: skip
@@ -61,7 +72,7 @@ _WITH_GROWTH = {"bundle", "view", "threads", "rounds", "quick", "head", "drafter
 )
 @click.option("--head", type=click.Choice(["screened", "full"]), default="screened", show_default=True,
               help="Head of the bundles.")  # fmt: skip
-@click.option("--threads", type=Whole(1), default=os.cpu_count() or 1, show_default=True,
+@click.option("--threads", type=Whole(1, MOST_THREADS), default=os.cpu_count() or 1, show_default=True,
               help="Of every program.")  # fmt: skip
 @click.option("--model", "models", multiple=True, type=Place(), metavar="DIR",
               help="Growth: one more bundle, of another size.")  # fmt: skip
@@ -76,7 +87,7 @@ _WITH_GROWTH = {"bundle", "view", "threads", "rounds", "quick", "head", "drafter
 @click.option("--assistant", metavar="MODEL", type=Place(),
               help="A smaller model of the same vocabulary, which drafts for transformers.  [default: its own first "
               "layers]")  # fmt: skip
-@click.option("--patience", type=Finite(0.0, unit="seconds", above=True), default=PATIENCE_S, show_default=True,
+@click.option("--patience", type=Finite(0.0, 1e6, "seconds", above=True), default=PATIENCE_S, show_default=True,
               metavar="S", help="For one answer of a peer, before it is out.")  # fmt: skip
 @click.option("--json", "json_path", metavar="FILE", type=Kept(), help="Write texts and figures here, as they come.")
 @click.option("--resume", metavar="FILE", type=Kept(),

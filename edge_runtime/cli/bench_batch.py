@@ -5,10 +5,8 @@ show, measures nothing itself.
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import datetime, timezone
 from typing import Any
 
 from rich.console import Console
@@ -20,9 +18,9 @@ from ..bench.batch.run import DRAFTS, RATES, SESSIONS, measure_steps, measure_wa
 from ..bench.batch.stepping import Pair, Sizes
 from ..bench.machine import machine
 from ..bench.protocol.sheets import Sheet
-from ..bench.records import begin_file, write_record
+from ..bench.records import begin_file, command, started, write_record
 from ..bundle import TARGET, read_manifest, verify_files
-from ..console import ends_tidily
+from ..console import counted, ends_tidily
 from ..errors import ConfigError
 from .progress import nested_progress
 from .sheets import table_of
@@ -40,16 +38,18 @@ def measure_batch(given: dict[str, Any], console: Console) -> None:
     manifest = read_manifest(directory)
     model = manifest.model(TARGET)
     if model.lanes is None:
-        raise ConfigError(f"{directory} has no lanes: export it with `lanes: 8` in its recipe (docs/batch.md)")
+        source, precision = (str(manifest.recipe.get(key, key.upper())) for key in ("source", "precision"))
+        export = f"edge-export export --source {shlex.quote(source)} --precision {precision} --lanes 8"
+        raise ConfigError(f"{directory} has no lanes: {export} --output {shlex.quote(str(directory))}-lanes has them")
     rounds, tokens = given["rounds"] or (_QUICK if quick else 12), given["tokens"] or (16 if quick else 64)
     capacity = _CONTEXT + tokens + DRAFTS[-1] + 1
     if capacity > model.max_context:
         raise ConfigError(f"{directory} holds {model.max_context} tokens: {capacity} are needed; give fewer --tokens")
     verify_files(directory, manifest, hashes=False)
-    path, command = given["json_path"], shlex.join(["edge-runtime", *sys.argv[1:]])
+    path = given["json_path"]
     report = BatchReport(
-        schema=SCHEMA, edge_runtime=__version__, command=command, machine=machine(), bundle=str(directory),
-        started=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"), precision=model.precision,
+        schema=SCHEMA, edge_runtime=__version__, command=command(), machine=machine(), bundle=str(directory),
+        started=started(), precision=model.precision,
         lanes=model.lanes.count, threads=given["threads"], rounds=rounds, tokens=tokens, context=_CONTEXT,
         rates=RATES, steps=(), ways=(), memory=(),
     )  # fmt: skip
@@ -95,8 +95,8 @@ def batch_sheets(report: BatchReport) -> Iterator[Sheet]:
         for cell in report.steps
     )  # fmt: skip
     yield Sheet(
-        f"A step of all sessions, {report.precision}, {report.lanes} lanes, {report.threads} threads, "
-        f"{report.context} tokens each",
+        f"A step of all sessions, {report.precision}, {report.lanes} lanes, "
+        f"{counted(report.threads, 'thread')}, {report.context} tokens each",
         ("sessions", "K", "turns ms", "batch ms", "turns / batch", "apart", "other"), 1, steps,
         f"Medians of {report.rounds} rounds and 95% intervals. apart: largest difference of a candidate's logit; "
         "other: rows with another best token.",

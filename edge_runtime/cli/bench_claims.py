@@ -26,7 +26,7 @@ from ..bench.serving import ServingFigures, compare_serving
 from ..bench.speculation import PromptFigures, compare_plain, look_again
 from ..bench.texts import Desk, Held, Law
 from ..bench.verdict import NEVER_SLOWER, Verdict, engine_verdicts, serving_verdicts, speculation_verdicts
-from ..console import ends_tidily
+from ..console import counted, ends_tidily
 from ..files import replace_text
 from ..loading import LoadedBundle, LoadSettings, load_bundle
 from ..sampling import SamplingParams
@@ -135,7 +135,7 @@ def _peers(
 
 
 def _peer_table(peers: tuple[PeerFigures, ...], threads: int) -> Table:
-    table = Table(title=f"Engines, {threads} threads, medians of interleaved rounds; x: ours over that peer")
+    table = Table(title=f"Engines, {counted(threads, 'thread')}, medians of interleaved rounds; x: ours over that peer")
     for column in ("program", "load s", "NLL", "ms/token", "rows 2", "rows 4", "rows 8", "peak MB"):
         table.add_column(column, justify="left" if column == "program" else "right")
     for peer in peers:

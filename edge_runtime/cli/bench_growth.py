@@ -4,12 +4,9 @@ writes. Knows no figure.
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +22,7 @@ from ..bench.growth.sessions import SessionsPlan, measure_sessions, slot_bytes
 from ..bench.growth.sheets import sheets
 from ..bench.growth.stepping import drafter_named
 from ..bench.machine import machine
-from ..bench.records import begin_file, refuse_other_settings, write_record
+from ..bench.records import begin_file, command, refuse_other_settings, started, write_record
 from ..bundle import MANIFEST_NAME, TARGET, Manifest, file_sha256, read_manifest
 from ..config import BudgetConfig, Config, EngineConfig
 from ..console import ends_tidily
@@ -198,8 +195,8 @@ def _begun(asked: _Asked) -> Report:
         schema=SCHEMA,
         edge_runtime=__version__,
         settings=asked.settings,
-        started=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        command=shlex.join(["edge-runtime", *sys.argv[1:]]),
+        started=started(),
+        command=command(),
         facts=facts,
     )
 

@@ -33,7 +33,7 @@ from ..bench.records import begin_file, command, refuse_other_settings, started,
 from ..bench.residence import measure
 from ..bundle import MANIFEST_NAME, TARGET, file_sha256, read_manifest
 from ..config import Config, EngineConfig
-from ..console import ends_tidily
+from ..console import counted, ends_tidily
 from ..engines.opening import chosen_backend
 from ..errors import InputError
 from ..files import replace_text
@@ -189,7 +189,7 @@ def _speeds(asked: _Asked) -> tuple[Speed, ...]:
 
 def _announce(texts: int, tokens: int, seconds: float, known: int, path: Path | None) -> None:
     """How long, by a warm-up text of each kind."""
-    told = f", {known} domains of rounds are in the file already" if known else ""
+    told = f", {counted(known, 'domain')} of rounds known from the file" if known else ""
     click.echo(f"{texts} texts of {tokens} tokens: about {duration(seconds)}{told}", err=True)
     if path is None and seconds > _WORTH_A_FILE_S:
         click.echo("with --json FILE, what is done would be kept where this is stopped", err=True)

@@ -28,7 +28,7 @@ from ..console import ends_tidily
 from ..errors import ConfigError
 from ..text.tokenizer import Tokenizer
 from .laws import names_in
-from .progress import nested_progress
+from .progress import duration, nested_progress
 from .sheets import table_of
 
 _PREFIX_TOKENS = 500
@@ -90,8 +90,8 @@ def _measured(entrants: Sequence[Entrant], plan: Plan, report: Report, path: Pat
         began_s = monotonic()
         for number in race.rounds(progress):
             if number < 0:
-                minutes = (len(plan.questions) - 1) * (monotonic() - began_s) / 60.0
-                click.echo(f"{len(plan.questions) - 1} rounds: about {minutes:.0f} minutes", err=True)
+                rounds = len(plan.questions) - 1
+                click.echo(f"{rounds} rounds: about {duration(rounds * (monotonic() - began_s))}", err=True)
             elif path is not None:
                 write_record(path, so_far())
         race.finish(progress)

@@ -25,12 +25,12 @@ from ..bench.prompts import Domain, chosen_domains, prompts_sha256
 from ..bench.records import begin_file, refuse_other_settings, write_record
 from ..bench.texts import Law, check_fits
 from ..bundle import MANIFEST_NAME, file_sha256
-from ..console import plain_console
+from ..console import counted, plain_console
 from ..loading import MAX_DRAFT_TOKENS, LoadedBundle, LoadSettings, load_bundle
-from ..parameters import Kept, Place, Whole, Written, refuse_useless
+from ..parameters import MOST_ROUNDS, MOST_THREADS, MOST_TOKENS, Kept, Place, Whole, Written, refuse_useless
 from .compare_tables import costs_table, tables
 from .laws import law_options, laws_of, names_in, refuse_useless_laws
-from .progress import nested_progress
+from .progress import duration, nested_progress
 
 _PARTS = ("named", "search", "priced")
 _QUICK_K = (1, 2, 3, 5, 7)
@@ -48,15 +48,17 @@ _OF_COSTS = {"costs_only", "bundle", "head", "threads"}
 @click.option("--policies", metavar="X,Y", help="Only these lengths of drafts, or threshold.  [default: all by name]")
 @click.option("--domains", metavar="A,B", help="Only these kinds of text.  [default: all]")
 @law_options
-@click.option("--rounds", type=Whole(2), metavar="N", help="Of the default and its rivals.  [default: 5]")
-@click.option("--tokens", type=Whole(16), metavar="N", help="Of each text.  [default: 64]")
+@click.option("--rounds", type=Whole(2, MOST_ROUNDS), metavar="N", help="Of the default and its rivals.  [default: 5]")
+@click.option("--tokens", type=Whole(16, MOST_TOKENS), metavar="N", help="Of each text.  [default: 64]")
 @click.option("--quick", is_flag=True, help="One prompt a domain, 2 rounds of 32 tokens, fewer K: to see how it goes.")
 @click.option("--skip", type=click.Choice(_PARTS), multiple=True,
               help="Leave out the named policies, the search for the best fixed K, or the projections.")  # fmt: skip
 @click.option("--costs", "costs_only", is_flag=True, help="Only what a step costs against K.")
 @click.option("--head", type=click.Choice(["screened", "full"]), default="screened", show_default=True,
               help="Head of the bundle under study; plain decoding has the faster one.")  # fmt: skip
-@click.option("--threads", type=Whole(0), default=0, metavar="N", help="CPU threads.  [default: one per core]")
+@click.option(
+    "--threads", type=Whole(0, MOST_THREADS), default=0, metavar="N", help="CPU threads.  [default: one per core]"
+)
 @click.option("--json", "json_path", metavar="FILE", type=Kept(),
               help="Write the texts and figures here, as they come.")  # fmt: skip
 @click.option("--resume", metavar="FILE", type=Kept(),
@@ -166,9 +168,10 @@ def _measure(study: Study, plan: Plan, domains: Sequence[Domain], report: Report
 def _announce(plan: Plan, domains: Sequence[Domain], done: int, plain_ms: float, path: Path | None) -> None:
     texts = plan.texts(domains)
     minutes = texts * plan.tokens * plain_ms * _MINUTES_OF_MS * _EXTRA
-    known = f", {done} domains are in the file already" if done else ""
+    known = f", {counted(done, 'domain')} known from the file" if done else ""
     click.echo(
-        f"{texts} texts of {plan.tokens} tokens at {plain_ms:.1f} ms a plain token: about {minutes:.0f} minutes{known}",
+        f"{texts} texts of {plan.tokens} tokens at {plain_ms:.1f} ms a plain token: about "
+        f"{duration(60.0 * minutes)}{known}",
         err=True,
     )
     if path is None and minutes > _WORTH_A_FILE:

@@ -16,10 +16,10 @@ from ..bench.daemon import running_daemon
 from ..bench.speculation import PromptFigures, compare_plain
 from ..bench.texts import Desk, Held, Law
 from ..client import Client
-from ..console import ends_tidily, plain_console
+from ..console import counted, ends_tidily, plain_console
 from ..generation import GenerationResult
 from ..loading import LoadedBundle, LoadSettings, load_bundle
-from ..parameters import Place, Whole
+from ..parameters import MOST_ROUNDS, Place, Whole
 from ..resident import resident
 from ..sampling import SamplingParams
 
@@ -30,8 +30,8 @@ _SAMPLED = Law("sampled", SamplingParams(temperature=1.0, top_k=64, top_p=0.95))
 
 @click.command()
 @click.option("--bundle", required=True, type=Place(), help="Directory of the bundle.")
-@click.option("--tokens", type=Whole(16), default=16, show_default=True, help="Tokens of each text.")
-@click.option("--rounds", type=Whole(1), default=3, show_default=True, help="Rounds of the comparison.")
+@click.option("--tokens", type=Whole(16, 1024), default=16, show_default=True, help="Tokens of each text.")
+@click.option("--rounds", type=Whole(1, MOST_ROUNDS), default=3, show_default=True, help="Rounds of the comparison.")
 def demo(bundle: Path, tokens: int, rounds: int) -> None:
     """Serve a bundle and talk to it, then compare plain and speculative decoding."""
     _serve(bundle, tokens)
@@ -73,7 +73,7 @@ def _retrieval(ask: str) -> str:
 
 
 def _show(loaded: LoadedBundle, figures: Sequence[PromptFigures], rounds: int) -> None:
-    table = Table(title=f"{loaded.manifest.name}: plain against speculative, {rounds} rounds in turn")
+    table = Table(title=f"{loaded.manifest.name}: plain against speculative, {counted(rounds, 'round')} in turn")
     table.add_column("")
     for figure in figures:
         for way in ("plain", "drafted"):

@@ -10,6 +10,7 @@ import click
 
 from ..bundle import TARGET, Manifest, file_problems, read_manifest
 from ..config import Config, EngineConfig, Overrides, read_config
+from ..console import counted
 from ..doctor.checks import check
 from ..doctor.engines import Subject as Engines
 from ..doctor.engines import check_engines
@@ -151,7 +152,7 @@ def _recording(config: Config | None) -> tuple[tuple[Sample, ...], tuple[Check, 
     except ConfigError as problem:
         fix = "edge-runtime telemetry --follow --json > FILE writes one; budget.recording: FILE"
         return (), (Check("recording", "problem", str(problem), fix),)
-    told = f"{len(recording.samples)} samples" + (f"; {recording.note}" if recording.note else "")
+    told = counted(len(recording.samples), "sample") + (f"; {recording.note}" if recording.note else "")
     return recording.samples, (Check("recording", "ok", told),)
 
 

@@ -28,6 +28,7 @@ from ..doctor.probes.layers import bundle_shapes
 from ..doctor.report import Report, markdown
 from ..doctor.trying import DEFAULT_SHAPES, MOST_SHAPES, MOST_VALUES, try_all
 from ..errors import ConfigError, why
+from ..files import replace_text
 from ..memory import Plan
 from ..schema import plain
 from ..telemetry.sample import Sample
@@ -92,8 +93,7 @@ def show(report: Report, bundle: Path | None, output: Path | None, *, in_json: b
 
 def _write(path: Path, text: str) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        replace_text(path, text)
     except OSError as problem:
         raise ConfigError(f"{path} cannot be written: {why(problem)}") from None
 

@@ -25,7 +25,7 @@ from .remote import daemon_at
 @click.option("--minutes", type=Finite(0.05, 100_000.0, "minutes"), default=10.0, show_default=True, help="How long.")
 @click.option(
     "--disconnects",
-    type=Whole(0),
+    type=Whole(0, 1_000_000),
     default=0,
     show_default=True,
     metavar="N",

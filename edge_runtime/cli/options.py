@@ -15,7 +15,7 @@ from ..engines.opening import Backend
 from ..errors import ConfigError, InputError
 from ..files import read_at_most
 from ..loading import LENGTH_POLICIES, DrafterName, LoadedBundle, LoadSettings, length_policy, most_draft_tokens
-from ..parameters import Finite, Place, Whole
+from ..parameters import MOST_SEED, MOST_THREADS, MOST_TOKENS, Finite, Place, Whole
 from ..sampling import SamplingParams
 from ..session import Policy, check_policy
 from ..text.stop import StopStrings
@@ -37,7 +37,7 @@ def engine_options(function: F) -> F:
     options = [
         click.option("--context", type=int, metavar="N",
                      help="Tokens of prompt and answer together.  [default: what the bundle holds, at most 2048]"),
-        click.option("--threads", type=Whole(0), default=0, metavar="N",
+        click.option("--threads", type=Whole(0, MOST_THREADS), default=0, metavar="N",
                      help="CPU threads.  [default: one per core]"),
         click.option("--deterministic", is_flag=True,
                      help="Logits that do not depend on K, so that drafts never change a text; slower plain steps."),
@@ -84,7 +84,7 @@ def prompt_options(function: F) -> F:
 
 def sampling_options(function: F) -> F:
     options = [
-        click.option("--max-tokens", type=Whole(1), metavar="N",
+        click.option("--max-tokens", type=Whole(1, MOST_TOKENS), metavar="N",
                      help="End after so many tokens.  [default: when the context is full]"),
         click.option("--temperature", type=Finite(), default=0.0, metavar="T", show_default=True, help="0 is greedy."),
         click.option("--top-k", type=int, default=0, metavar="N",
@@ -93,7 +93,7 @@ def sampling_options(function: F) -> F:
                      help="Sample from the best tokens that hold this mass.  [default: all]"),
         click.option("--min-p", type=Finite(), default=0.0, metavar="P",
                      help="Leave out tokens below this share of the best one's probability.  [default: none]"),
-        click.option("--seed", type=Whole(0), metavar="N",
+        click.option("--seed", type=Whole(0, MOST_SEED), metavar="N",
                      help="The same sampled text again, whatever drafter and K (to the last near-tie with "
                      "--deterministic)."),
         click.option("--policy", type=click.Choice(get_args(Policy)), default="lossless", show_default=True,

@@ -13,14 +13,14 @@ from ..bench.residence import measure
 from ..boards import BOARDS, board_named
 from ..bundle import TARGET, Manifest, read_manifest, size_problems
 from ..config import BudgetConfig, Config, EngineConfig, Overrides, read_config
-from ..console import plain_console
+from ..console import counted, plain_console
 from ..engines.engine_record import RECORD_NAME
 from ..errors import BundleError, ConfigError, EdgeError
 from ..loading import load_of
 from ..memory import Plan, Room, shown
 from ..memory import plan as plan_memory
 from ..needs import Load, Needs
-from ..parameters import Place, Whole
+from ..parameters import MOST_TOKENS, Place, Whole
 from ..resident import Resident
 from ..schema import plain
 from ..server.preparing import board_room, machine_room, settings_of
@@ -44,7 +44,7 @@ _MISFIT = 1
     show_default=True,
     help="Where: " + ", ".join(board.name for board in BOARDS) + ", or the machine that this runs on.",
 )
-@click.option("--context", type=Whole(1), metavar="N", help="Tokens of prompt and answer together.")
+@click.option("--context", type=Whole(1, MOST_TOKENS), metavar="N", help="Tokens of prompt and answer together.")
 @click.option("--sessions", type=Whole(1, 256), metavar="M", help="Slots of the KV arena.")
 @click.option(
     "--device",
@@ -153,9 +153,8 @@ def _show(manifest: Manifest, found: Plan) -> None:
 
     load, needs, room = found.load, found.needs, found.room
     console = plain_console()
-    table = Table(
-        title=f"{manifest.name} on {room.name}, {load.device}: {load.sessions} sessions of {load.context} tokens"
-    )
+    sessions = counted(load.sessions, "session")
+    table = Table(title=f"{manifest.name} on {room.name}, {load.device}: {sessions} of {load.context} tokens")
     table.add_column("what")
     table.add_column("bytes", justify="right")
     for what, size in _lines(load, needs):

@@ -14,8 +14,9 @@ from rich.console import Console
 
 from ..bench.compare.plot import check_plot
 from ..boards import BOARDS, board_named
-from ..console import plain_console
-from ..parameters import Finite, Place, Whole, Written, refuse_useless
+from ..console import counted, plain_console
+from ..files import replace_text
+from ..parameters import MOST_SEED, Finite, Place, Whole, Written, refuse_useless
 from ..simulator.loop import simulated
 from ..simulator.pilot import Constant, Governed, Pilot
 from ..simulator.plot import plot
@@ -58,7 +59,9 @@ _OF_ONE_BOARD = ("board", "ambient", "temperature_limit", "power_limit", "withou
 @click.option("--power-limit", type=Finite(1.0, 200.0, "watts"), metavar="W",
               help="The same.  [default: what the board's default mode is named after]")  # fmt: skip
 @click.option("--without-governor", is_flag=True, help=f"K={FIXED_K} without waits: the hardware is on its own.")
-@click.option("--seed", type=int, default=1, show_default=True, help="Of texts and of what sensors err by.")
+@click.option(
+    "--seed", type=Whole(0, MOST_SEED), default=1, show_default=True, help="Of texts and of what sensors err by."
+)
 @click.option("--plants", type=Whole(1, 1_000_000), metavar="N",
               help="Instead of a board: so many random plants, of which the governor knows nothing. Some 3 s of a core "
                    "for 20 minutes of one.")  # fmt: skip
@@ -112,7 +115,9 @@ def _one(console: Console, given: dict[str, Any]) -> bool:
     )  # fmt: skip
     pilot: Pilot = Constant(FIXED_K) if given["without_governor"] else Governed(MOST_DRAFTS)
     who = f"K={FIXED_K} without a governor" if given["without_governor"] else "the governor"
-    title = f"{board.title} ({board.default.name}) at {given['ambient']:g} C, {given['minutes']:g} minutes, {who}"
+    title = (
+        f"{board.title} ({board.default.name}) at {given['ambient']:g} C, {counted(given['minutes'], 'minute')}, {who}"
+    )
     trace = simulated(scenario, pilot)
     verdict = judged(trace)
     console.print(f"SIMULATION, no board was measured: {title}")
@@ -140,14 +145,15 @@ def _many(console: Console, given: dict[str, Any]) -> bool:
     seeds = range(given["seed"], given["seed"] + count)
     expected_s = _SECONDS_A_MINUTE * minutes * count
     if expected_s > _WORTH_SAYING_S:
-        click.echo(f"{count} plants of {minutes:g} minutes: some {expected_s / 60.0:.1f} minutes of a core", err=True)
+        of = f"{counted(count, 'plant')} of {counted(minutes, 'minute')}"
+        click.echo(f"{of}: some {expected_s / 60.0:.1f} minutes of a core", err=True)
     with long_progress("plants", count) as told:
         done = iter(range(1, count + 1))
         findings = study(seeds, 60.0 * minutes, lambda finding: told(next(done)))
     asked = floors(findings)
     console.print(
-        f"SIMULATION, no board was measured: {count} random plants (seeds {seeds[0]} to {seeds[-1]}), {minutes:g} "
-        f"minutes each, the governor knows none of their parameters",
+        f"SIMULATION, no board was measured: {counted(count, 'random plant')} (seeds {seeds[0]} to {seeds[-1]}), "
+        f"{counted(minutes, 'minute')} each, the governor knows none of their parameters",
     )
     console.print(floors_table(asked))
     console.print(plants_line(findings))
@@ -165,5 +171,4 @@ def _figures(findings: Sequence[Finding], asked: Sequence[Floor]) -> dict[str, A
 
 
 def _write(path: Path, figures: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    replace_text(path, json.dumps(figures, indent=1) + "\n")

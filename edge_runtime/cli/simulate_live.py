@@ -15,6 +15,7 @@ from ..bench.live import LiveRun, run_live, small_plant
 from ..boards import Board
 from ..bundle import read_manifest, verify_files
 from ..console import ends_tidily
+from ..files import replace_text
 from ..simulator.tree import BoardTree
 from .simulate_tables import SWITCHED_OFF, Row, changes_table, held_table, limit_rows, lines_table, off_rows
 
@@ -46,8 +47,7 @@ def live(
     table, held = held_table(_rows(run))
     console.print(table)
     if json_path is not None:
-        json_path.parent.mkdir(parents=True, exist_ok=True)
-        json_path.write_text(json.dumps(asdict(run), indent=1) + "\n", encoding="utf-8")
+        replace_text(json_path, json.dumps(asdict(run), indent=1) + "\n")
     return held
 
 

@@ -9,6 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from ..console import counted
 from ..simulator.loop import Trace
 from ..simulator.scenario import Scenario
 from ..simulator.series import series, sparkline
@@ -25,7 +26,7 @@ def course(trace: Trace) -> Table:
     """How it went, as one line a quantity."""
     data = series(trace, trace.scenario.seconds / _COLUMNS)
     return lines_table(
-        f"{trace.scenario.seconds / 60:g} minutes",
+        counted(trace.scenario.seconds / 60, "minute"),
         (
             ("die, C", data.temperature_c, "{:.1f}"),
             ("power, W", data.power_w, "{:.1f}"),
@@ -134,16 +135,16 @@ def plants_line(findings: Sequence[Finding]) -> Text:
     found = summed_up(findings)
     ordinary = found.plants - found.marginal - found.impossible
     lines = [
-        f"With a limit of temperature that can be kept: {found.warm} of {found.plants} plants; with such a cap of "
-        f"power: {found.capped}. Of those the first three rows are asked.",
-        f"{ordinary} ordinary plants, {found.marginal} where hardly any work fits within the limits, "
+        f"With a limit of temperature that can be kept: {found.warm} of {counted(found.plants, 'plant')}; with such a "
+        f"cap of power: {found.capped}. Of those the first three rows are asked.",
+        f"{counted(ordinary, 'ordinary plant')}, {found.marginal} where hardly any work fits within the limits, "
         f"{found.impossible} where a board without work breaks them.",
     ]
     if found.of_the_best is not None:
         lines.append(f"Throughput of the best constant K and pace, geometric mean: {found.of_the_best:.3f}.")
     lines.append(
-        f"K={FIXED_K} without a governor breaks the limits of {found.ungoverned_breaks} of {ordinary} plants; "
-        f"in {found.throttled} its hardware throttles."
+        f"K={FIXED_K} without a governor breaks the limits of {found.ungoverned_breaks} of "
+        f"{counted(ordinary, 'plant')}; in {found.throttled} its hardware throttles."
     )
     if found.of_the_throttled is not None:
         lines.append(

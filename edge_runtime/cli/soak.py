@@ -28,9 +28,9 @@ from ..bench.soak.stage import staged
 from ..bench.soak.verdicts import unjudged, verdicts
 from ..boards import BOARDS, Board, board_named
 from ..bundle import read_manifest, verify_files
-from ..console import ends_tidily, plain_console
+from ..console import counted, ends_tidily, plain_console, shown
 from ..errors import ConfigError
-from ..parameters import Finite, Place, Whole, Written, refuse_useless
+from ..parameters import MOST_SEED, MOST_THREADS, Finite, Kept, Place, Whole, refuse_useless
 
 _OUTCOMES = ("right", "left", "refused", "wrong", "lost")
 
@@ -50,7 +50,7 @@ _OUTCOMES = ("right", "left", "refused", "wrong", "lost")
 )
 @click.option("--clients", type=Whole(1, 11), metavar="N", default=4, show_default=True,
               help="That ask at once, with pauses.")  # fmt: skip
-@click.option("--threads", type=Whole(1), metavar="N", default=os.cpu_count() or 1, show_default=True,
+@click.option("--threads", type=Whole(1, MOST_THREADS), metavar="N", default=os.cpu_count() or 1, show_default=True,
               help="Of the daemon.")  # fmt: skip
 @click.option("--board", default="orin-nano-8", show_default=True, metavar="NAME",
               help=f"That is simulated: one of {', '.join(board.name for board in BOARDS)}.")  # fmt: skip
@@ -58,8 +58,14 @@ _OUTCOMES = ("right", "left", "refused", "wrong", "lost")
               help="How the daemon reads the board; jtop: by the real service.")  # fmt: skip
 @click.option("--temperature-limit", type=Finite(55.0, 90.0, "degrees Celsius"), default=60.0, show_default=True,
               metavar="C", help="What the governor is to keep.")  # fmt: skip
-@click.option("--seed", type=int, default=1, show_default=True, help="Of who asks what, and of what sensors err by.")
-@click.option("--record", "record_path", type=Written(), metavar="FILE",
+@click.option(
+    "--seed",
+    type=Whole(0, MOST_SEED),
+    default=1,
+    show_default=True,
+    help="Of who asks what, and of what sensors err by.",
+)
+@click.option("--record", "record_path", type=Kept(), metavar="FILE",
               help="Write all that happens here, a line of JSON each, as it comes.")  # fmt: skip
 @click.option("--show", "shown", type=Place(exists=True, dir_okay=False), metavar="FILE",
               help="Run nothing: sum up such a file, also one that breaks off.")  # fmt: skip
@@ -91,7 +97,8 @@ def run(folder: Path, bundle: Path, board: Board, telemetry: str, plan: SoakPlan
         SCHEMA, command(), started(), machine(), bundle.name, plan.minutes, plan.lap_s, plan.clients, plan.sessions,
         plan.threads, board.name, telemetry, plan.limit_c, plan.seed,
     )  # fmt: skip
-    with Record(path) as record, ends_tidily(), staged(folder, bundle, board, telemetry, plan) as stage:
+    # The record last: an older one stays where there is nothing to write down.
+    with ends_tidily(), staged(folder, bundle, board, telemetry, plan) as stage, Record(path) as record:
         record.add(settings)
         try:
             with _telling() as told:
@@ -119,25 +126,32 @@ def _show(console: Console, path: Path) -> bool:
     """Whether nothing was missed."""
     figures = summed_up(read_lines(path))
     settings = figures.settings
-    console.print(
+    _say(
+        console,
         f"SIMULATED BOARD ({settings.board}, read by {settings.telemetry}), real daemon: {settings.bundle}, "
-        f"{settings.clients} clients, {settings.sessions} sessions, {settings.threads} threads; {settings.started}; "
-        f"{figures.seconds / 60:.1f} minutes, {len(figures.checkpoints)} laps; {figures.ended}"
+        f"{counted(settings.clients, 'client')}, {counted(settings.sessions, 'session')}, "
+        f"{counted(settings.threads, 'thread')}; {settings.started}; {figures.seconds / 60:.1f} minutes, "
+        f"{counted(len(figures.checkpoints), 'lap')}; {figures.ended}",
     )
     if figures.pauses:
         console.print(
-            f"the soak itself was held up {len(figures.pauses)} times, {sum(figures.pauses):.0f} s in all (stopped, "
-            "starved, or the machine slept): no time of an answer then counts"
+            f"the soak itself was held up {counted(len(figures.pauses), 'time')}, {sum(figures.pauses):.0f} s in all "
+            "(stopped, starved, or the machine slept): no time of an answer then counts"
         )
     console.print(_requests(figures))
     console.print(_times(figures))
     met = True
     for verdict in verdicts(figures):
         met = met and verdict.met
-        console.print(str(verdict), style=None if verdict.met else "red")
+        _say(console, str(verdict), style=None if verdict.met else "red")
     for what in unjudged(figures):
-        console.print(f"not judged: {what}")
+        _say(console, f"not judged: {what}")
     return met
+
+
+def _say(console: Console, line: str, style: str | None = None) -> None:
+    """The daemon's log and its texts are in it, and a file that anybody may have written."""
+    console.print(shown(line), style=style)
 
 
 def _requests(figures: SoakFigures) -> Table:
@@ -145,9 +159,9 @@ def _requests(figures: SoakFigures) -> Table:
     for column in ("asked for", *_OUTCOMES):
         table.add_column(column, justify="left" if column == "asked for" else "right")
     for kind, counts in sorted(figures.outcomes.items()):
-        table.add_row(kind, *(str(counts[outcome]) for outcome in _OUTCOMES))
+        table.add_row(shown(kind), *(str(counts[outcome]) for outcome in _OUTCOMES))
     done = ", ".join(f"{count}x {what}" for what, count in figures.happenings.items())
-    table.caption = f"done to it: {done}" if done else None
+    table.caption = shown(f"done to it: {done}") if done else None
     return table
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..files import replacing
 from .loop import Trace
 from .series import Series, series
 
@@ -34,8 +35,8 @@ def plot(trace: Trace, path: Path, title: str) -> None:
     for axes in (temperature, power):
         axes.legend()
     speed.set_xlabel("minutes")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    with replacing(path) as partial:
+        figure.savefig(partial, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def _line(axes: Axes, data: Series, values: tuple[float, ...], label: str) -> None:

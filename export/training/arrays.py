@@ -20,11 +20,13 @@ DAMAGED += (RuntimeError, SyntaxError, TypeError, tokenize.TokenError, zipfile.B
 """What numpy raises for a file that was cut off, or whose header says what is not so: spoilt files were shown to it."""
 
 
-def read_array(path: Path) -> NDArray[Any]:
-    """Of a ``.npy``. Raises ``ConfigError``."""
+def read_array(path: Path, shape: tuple[int, ...] | None = None) -> NDArray[Any]:
+    """Of numbers in a ``.npy``, of ``shape`` where that is known. Raises ``ConfigError``."""
     try:
         with path.open("rb") as file:
-            found: NDArray[Any] = _loaded(file)
+            found = _numbers(_loaded(file))
+        if shape is not None and found.shape != shape:
+            raise ValueError(f"{list(found.shape)} numbers, not {list(shape)}")
     except DAMAGED as problem:
         raise _unreadable(path, problem) from None
     return found
@@ -33,10 +35,19 @@ def read_array(path: Path) -> NDArray[Any]:
 def read_arrays(path: Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
     """Of a ``.npz``, those of ``names``. Raises ``ConfigError``."""
     try:
-        with path.open("rb") as file, _loaded(file) as known:
+        with path.open("rb") as file:
+            known = _loaded(file)
+            if isinstance(known, np.ndarray):
+                raise ValueError("one array, where several belong")
             return {name: known[name] for name in names}
     except DAMAGED as problem:
         raise _unreadable(path, problem) from None
+
+
+def _numbers(found: Any) -> NDArray[Any]:
+    if not isinstance(found, np.ndarray) or found.dtype.kind not in "iuf":
+        raise ValueError("no array of numbers")
+    return found
 
 
 def _loaded(file: BinaryIO) -> Any:

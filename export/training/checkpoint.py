@@ -55,7 +55,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_runtime.errors import CheckpointError
-from edge_runtime.files import whole
+from edge_runtime.files import replace_text, whole
 from edge_runtime.schema import structure
 from export.gguf_blocks import dequantise
 from export.safetensors_file import SafetensorsFile, open_safetensors, read_json
@@ -214,8 +214,7 @@ def save_drafter(directory: Path, drafter: TrainedDrafter, dtype: str = "F16") -
             arrays[name] = values.astype(_DTYPES[wide] if values.ndim > 1 else _DTYPES["F32"])
     write_tensors(directory / WEIGHTS_NAME, arrays)
     for name, content in ((CONFIG_NAME, config), (RECORD_NAME, drafter.record)):
-        text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-        (directory / name).write_text(text, encoding="utf-8")
+        replace_text(directory / name, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
 def _in_eight_bits(values: Floats) -> tuple[NDArray[np.int8], NDArray[np.float16]]:

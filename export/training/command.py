@@ -7,7 +7,16 @@ from pathlib import Path
 
 import click
 
-from edge_runtime.parameters import Finite, Place, Whole, WrittenDirectory, refuse_useless
+from edge_runtime.parameters import (
+    MOST_SEED,
+    MOST_THREADS,
+    MOST_TOKENS,
+    Finite,
+    Place,
+    Whole,
+    WrittenDirectory,
+    refuse_useless,
+)
 
 from ..progress import progress_bars
 
@@ -17,23 +26,27 @@ from ..progress import progress_bars
 @click.option("--corpus", multiple=True, type=Place(), help="File or directory of text; may be repeated.")
 @click.option("--output", required=True, type=WrittenDirectory(), help="Goes on with what it holds.")
 @click.option("--hours", type=Finite(0.0, 100_000.0, "hours", above=True), help="Of training, features not counted.")
-@click.option("--steps", type=Whole(min=1), help="Of training, in place of hours.")
-@click.option("--tokens", type=Whole(1), default=400_000, show_default=True, help="Of text to train on.")
+@click.option("--steps", type=Whole(1, 1 << 40), help="Of training, in place of hours.")
+@click.option("--tokens", type=Whole(1, 1 << 40), default=400_000, show_default=True, help="Of text to train on.")
 @click.option("--features", type=Place(), help="Features of another run, in place of a corpus.")
 @click.option(
     "--share", type=Finite(0.0, 1.0, above=True), default=1.0, show_default=True,
     help="Of the features: the data-scaling check.",
 )  # fmt: skip
-@click.option("--rows", type=Whole(1), default=16_384, show_default=True, help="Of the reduced head.")
-@click.option("--self-fed", type=Whole(0), default=2, show_default=True, help="Draft steps that are trained.")
+@click.option("--rows", type=Whole(1, MOST_TOKENS), default=16_384, show_default=True, help="Of the reduced head.")
+@click.option("--self-fed", type=Whole(0, 64), default=2, show_default=True, help="Draft steps that are trained.")
 @click.option(
     "--rate", type=Finite(0.0, 10.0, above=True), default=3e-3, show_default=True, help="Learning rate of the matrices."
 )
 @click.option(
-    "--acceptance-weight", type=Finite(0.0), default=1.0, show_default=True, help="Of 1 - sum min(p, q) in the loss."
+    "--acceptance-weight",
+    type=Finite(0.0, 1e6),
+    default=1.0,
+    show_default=True,
+    help="Of 1 - sum min(p, q) in the loss.",
 )
-@click.option("--seed", default=0, show_default=True)
-@click.option("--threads", type=Whole(min=1), help="Of the CPU.  [default: all]")
+@click.option("--seed", type=Whole(0, MOST_SEED), default=0, show_default=True)
+@click.option("--threads", type=Whole(1, MOST_THREADS), help="Of the CPU.  [default: all]")
 @click.option("--device", default="cpu", show_default=True, metavar="cpu|cuda")
 @click.pass_context
 def train_drafter(

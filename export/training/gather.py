@@ -71,7 +71,8 @@ class Gathering:
         plan, length = self.plan, self.plan.natural_length
         vocab_size = self.target.config.vocab_size
         # Of the whole corpus: what is trained on is too little to say which rows a head needs.
-        np.save(self.directory / FREQUENCY_NAME, np.bincount(self.segments.train.ravel(), minlength=vocab_size))
+        with whole(self.directory / FREQUENCY_NAME) as partial:
+            np.save(partial, np.bincount(self.segments.train.ravel(), minlength=vocab_size))
         held = max(1, plan.held_tokens // length)
         self._natural(self.part(HELD_NATURAL, held, length), self.segments.held, held)
         drawn_held = self.part(HELD_DRAWN, max(1, plan.held_tokens // plan.drawn_length), plan.drawn_length)
@@ -136,7 +137,8 @@ class Gathering:
             part.append(_numpy(ids), _numpy(hidden), *self._laws(part, hidden))
 
     def _rows(self, count: int) -> Tensor:
-        ids = frequent_ids(count, read_array(self.directory / FREQUENCY_NAME), self.tokenizer)
+        seen = read_array(self.directory / FREQUENCY_NAME, (self.target.config.vocab_size,))
+        ids = frequent_ids(count, seen, self.tokenizer)
         return torch.from_numpy(ids[~np.isin(ids, self.tokenizer.control_ids)]).to(self.target.device)
 
     def _laws(self, part: Part, hidden: Tensor) -> tuple[Any, ...]:

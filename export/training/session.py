@@ -20,6 +20,7 @@ from typing import Any
 from edge_runtime import __version__
 from edge_runtime.bundle import file_sha256
 from edge_runtime.errors import ConfigError
+from edge_runtime.files import replace_text
 from edge_runtime.text.tokenizer import Tokenizer
 from export.checkpoint import Checkpoint
 from export.safetensors_file import read_json
@@ -214,7 +215,7 @@ def _features(wanted: Wanted, target: TorchTarget, tokenizer: TokenizerModel, sh
 def _copy_sources(corpus: Sequence[Path], directory: Path) -> None:
     """Beside the features, so that whoever trains on them can say what they are."""
     found = {path.name: read_json(path / SOURCES_NAME) for path in corpus if (path / SOURCES_NAME).is_file()}
-    (directory / SOURCES_NAME).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    replace_text(directory / SOURCES_NAME, json.dumps(found, indent=1) + "\n")
 
 
 def _segments(wanted: Wanted, tokenizer: TokenizerModel) -> Segments:

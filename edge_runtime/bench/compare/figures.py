@@ -102,13 +102,15 @@ def speedup(runs: Sequence[Run]) -> Ratio:
     return paired_ratio([run.plain_seconds_per_token for run in runs], [run.seconds_per_token for run in runs])
 
 
-def between(baseline: Sequence[Run], ours: Sequence[Run]) -> Ratio:
-    """How much faster ``ours`` are than another method's texts of the same prompts and rounds.
+def between(baseline: Sequence[Run], ours: Sequence[Run]) -> Ratio | None:
+    """How much faster ``ours`` are than another method's texts of the same prompts and rounds; ``None``: of none.
 
     Of their speed-ups, so that the plain text beside each takes out what the machine did meanwhile.
     """
     theirs = {(run.prompt, run.law, run.round): run for run in baseline}
     pairs = [(theirs[key], run) for run in ours if (key := (run.prompt, run.law, run.round)) in theirs]
+    if not pairs:
+        return None
     return paired_ratio([_relative(one) for one, _ in pairs], [_relative(other) for _, other in pairs])
 
 
@@ -174,7 +176,8 @@ def best_fixed(domain: DomainRecord, law: str) -> Best | None:
     if not default or not rivals:
         return None
     best = [run for run in finals if run.method == rivals[0]]
-    return Best(rivals[0], speedup(best), between(best, default), loops)
+    over_it = between(best, default)
+    return None if over_it is None else Best(rivals[0], speedup(best), over_it, loops)
 
 
 def _comparable(runs: Sequence[Run]) -> list[Run]:

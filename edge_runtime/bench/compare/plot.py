@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import ConfigError
+from ...files import replacing
 from ..stats import Ratio
 from .figures import DEFAULT_LABEL, best_fixed, chosen, speedup
 from .record import DomainRecord, Report
@@ -37,8 +38,8 @@ def plot(report: Report, path: Path) -> None:
     if curves:
         _projections(axes[1], report.domains, curves)
     _costs(axes[-1], report)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    with replacing(path) as partial:
+        figure.savefig(partial, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def _speedups(axes: Axes, domains: Sequence[DomainRecord], laws: Sequence[str]) -> None:

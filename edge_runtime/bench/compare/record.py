@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Literal
 
 from ...cost import CostLine
+from ...errors import ConfigError
 from ..prompts import DomainKind
-from ..records import read_record
+from ..records import Count, Share, Some, Took, read_record, refuse_more_kept, refuse_unknown
 
 SCHEMA = 1
 
@@ -29,26 +30,26 @@ class Run:
     prompt: str
     law: str
     method: str
-    round: int
-    seconds_per_token: float
+    round: Count
+    seconds_per_token: Took
     """Behind the first token."""
-    plain_seconds_per_token: float
-    tokens: int
-    steps: int
+    plain_seconds_per_token: Took
+    tokens: Some
+    steps: Count
     """Behind the prefill, as all that follows."""
-    committed: int
-    drafted: int
-    accepted: int
-    tried_by_position: tuple[int, ...]
-    accepted_by_position: tuple[int, ...]
-    draft_share: float
+    committed: Count
+    drafted: Count
+    accepted: Count
+    tried_by_position: tuple[Count, ...]
+    accepted_by_position: tuple[Count, ...]
+    draft_share: Share
     """Of the time of its steps."""
-    verify_share: float
-    repeat_rate: float
+    verify_share: Share
+    repeat_rate: Share
     """Share of 8-grams that stood in the text before."""
-    copied_share: float
+    copied_share: Share
     """Share of tokens inside a 4-gram that stands in the prompt."""
-    drafts_scored: int
+    drafts_scored: Count
     """Drafts that the target gave a likelihood."""
     drafts_log_likelihood: float
     """Sum over them."""
@@ -56,11 +57,11 @@ class Run:
     """Nats a token under the target at temperature 1 (at the law's, where that is another), as decoded."""
     reason: str
     """Why the last step drafted what it did."""
-    sources: dict[str, int]
+    sources: dict[str, Count]
     """Steps by who drafted; an empty name for nobody."""
     curve: str | None = None
     """Of a priced run."""
-    plain_repeat_rate: float | None = None
+    plain_repeat_rate: Share | None = None
     plain_nll: float | None = None
 
 
@@ -83,7 +84,7 @@ class Quality:
     """The NLL that was noted while decoding, less this one: a cache that went wrong would show."""
     same_as_plain: Sameness | None
     """Of greedy texts."""
-    differs_at: int | None
+    differs_at: Count | None
     gap: float | None
     """Logits between the two tokens where greedy texts part."""
 
@@ -109,7 +110,7 @@ class DomainRecord:
 class StepCosts:
     """What steps cost against K where each draft is kept with this chance; drafting itself is free here."""
 
-    acceptance: float
+    acceptance: Share
     lines: tuple[CostLine, ...]
 
 
@@ -133,11 +134,11 @@ class Settings:
     methods: tuple[str, ...]
     searched: tuple[str, ...]
     curves: tuple[str, ...]
-    rounds: int
-    named_rounds: int
-    finalists: int
-    prompts_per_domain: int
-    tokens: int
+    rounds: Some
+    named_rounds: Count
+    finalists: Count
+    prompts_per_domain: Some
+    tokens: Some
     head: str
     threads: int
 
@@ -147,7 +148,7 @@ class Report:
     schema: int
     edge_runtime: str
     settings: Settings
-    plain: dict[str, float]
+    plain: dict[str, Took]
     """Milliseconds a token of each plain mode that was tried; the least of them is what figures are over."""
     domains: tuple[DomainRecord, ...] = ()
     costs: tuple[StepCosts, ...] = ()
@@ -157,4 +158,15 @@ class Report:
 
 def read_report(path: Path) -> Report:
     """Raises ``ConfigError``."""
-    return read_record(path, Report, SCHEMA, "a comparison")
+    report = read_record(path, Report, SCHEMA, "a comparison")
+    runs = [run for domain in report.domains for run in domain.runs]
+    settings, quality = report.settings, [one for domain in report.domains for one in domain.quality]
+    refuse_unknown(path, "law", [*(run.law for run in runs), *(one.law for one in quality)], settings.laws)
+    refuse_unknown(path, "curve", (run.curve for run in runs if run.curve is not None), settings.curves)
+    refuse_more_kept(path, [run.tried_by_position for run in runs], [run.accepted_by_position for run in runs])
+    names = [domain.domain for domain in report.domains]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"{path}: a domain stands in it twice")
+    if len({len(one.lines) for one in report.costs}) > 1:
+        raise ConfigError(f"{path}: costs of one acceptance are of more K than those of another")
+    return report

@@ -114,7 +114,7 @@ class Replay:
 def replay(run: ModelRun, k: int, acceptance: float) -> Replay | None:
     """Seconds are measured. Tokens a step are those that follow from the rate: a coin tossed few times would add noise.
 
-    ``None``: there was no such step.
+    ``None``: there was no such step beside a plain one.
     """
     tokens = expected_tokens([acceptance] * k)
     by_round: dict[int, list[float]] = {}
@@ -122,7 +122,11 @@ def replay(run: ModelRun, k: int, acceptance: float) -> Replay | None:
         if step.k == 0:
             by_round.setdefault(step.round, []).append(step.total_s)
     plain = {number: median(seconds) for number, seconds in by_round.items()}
-    found = [step for step in run.steps if (step.k, step.drafted, step.acceptance) == (k, k, acceptance)]
+    found = [
+        step
+        for step in run.steps
+        if (step.k, step.drafted, step.acceptance) == (k, k, acceptance) and step.round in plain
+    ]
     if not found:
         return None
     return Replay(k, acceptance, paired_ratio([tokens * plain[s.round] for s in found], [s.total_s for s in found]))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from ...console import counted
 from ..protocol.plots import Plot
 from ..protocol.sheets import three_digits
 from ..protocol.svg import Bar, Bars, Lines
@@ -26,26 +27,32 @@ def _contexts(report: Report) -> Iterator[Plot]:
     if known is None:
         return
     ticks = tuple(sorted({step.context for step in known.steps}))
-    names, series = tuple(map(str, ticks)), []
+    names = tuple(map(str, ticks))
+    series: list[tuple[str, tuple[float, ...]]] = []
     for k in (0, *report.settings.ks):
         found = [step_figures(known.steps, context, k) for context in ticks]
-        series.append((_way(k), tuple(1e3 * one.verify_s.median for one in found if one is not None)))
+        series += _whole(_way(k), [None if one is None else 1e3 * one.verify_s.median for one in found])
     yield Lines(
         "Milliseconds of a step", tuple(series), "tokens in the cache", "without its draft; marks are not to scale",
         names, "ms",
     )  # fmt: skip
-    drafts = [step_figures(known.steps, context, max(report.settings.ks)) for context in ticks]
-    each = tuple(1e3 * one.draft_s for one in drafts if one is not None and one.draft_s is not None)
-    if len(each) == len(ticks):
-        yield Lines("Milliseconds of a drafted token", (("draft", each),), "tokens in the cache", "", names, "ms")
+    longest = [step_figures(known.steps, context, max(report.settings.ks, default=0)) for context in ticks]
+    drafts = _whole("draft", [None if one is None or one.draft_s is None else 1e3 * one.draft_s for one in longest])
+    yield Lines("Milliseconds of a drafted token", drafts, "tokens in the cache", "", names, "ms")
     fed = [prefill_s(known, context) for context in ticks]
-    rates = tuple(context / one.median for context, one in zip(ticks, fed, strict=True) if one is not None)
-    yield Lines("Prompt, tokens a second", (("prompt", rates),), "tokens of the prompt", "", names, "")
+    rates = [None if one is None else context / one.median for context, one in zip(ticks, fed, strict=True)]
+    yield Lines("Prompt, tokens a second", _whole("prompt", rates), "tokens of the prompt", "", names, "")
     yield Bars(
         "Memory by context, MB", ("cache", "resident"),
         tuple((str(one.context), (Bar(one.cache_bytes / 1e6, f"{one.cache_bytes / 1e6:.0f}"),
                                   Bar(one.resident.now / 1e6, f"{one.resident.now / 1e6:.0f}"))) for one in known.held),
     )  # fmt: skip
+
+
+def _whole(name: str, values: Sequence[float | None]) -> tuple[tuple[str, tuple[float, ...]], ...]:
+    """A line with a value at each mark, or none: behind a gap, values would stand at the marks of others."""
+    known = tuple(value for value in values if value is not None)
+    return ((name, known),) if known and len(known) == len(values) else ()
 
 
 def _sessions(report: Report) -> Iterator[Plot]:
@@ -56,7 +63,7 @@ def _sessions(report: Report) -> Iterator[Plot]:
     rates, waits = [], []
     for count in counts:
         found = [shared_figures(known, count, way) for way in WAYS]
-        name = f"{count} session{'s' * (count > 1)}"
+        name = counted(count, "session")
         rates.append((name, tuple(None if one is None else _bar(one.tokens_per_s, "") for one in found)))
         waits.append((name, tuple(None if one is None else _bar(one.ttft_s, " s") for one in found)))
     yield Bars("Tokens a second, all sessions together", WAYS, tuple(rates), "95% interval of the median")

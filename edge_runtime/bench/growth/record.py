@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from ...errors import ConfigError
+from msgspec import Meta
+
 from ...resident import Resident
-from ..records import read_record
+from ..records import Count, Drafts, Share, Some, Spent, Took, read_record, refuse_rounds
 
 SCHEMA = 1
 
@@ -24,22 +25,22 @@ Way = Literal["plain", "drafted"]
 class Step:
     """One step of decoding. Seconds."""
 
-    context: int
+    context: Count
     """Tokens in the cache when its round began; the steps of a round before it have added some."""
-    k: int
-    acceptance: float | None
+    k: Drafts
+    acceptance: Share | None
     """What its drafts were kept by, in place of the target's verdict; ``None``: that verdict."""
-    round: int
-    drafted: int
-    accepted: int
-    rows: int
-    draft_s: float
+    round: Count
+    drafted: Drafts
+    accepted: Drafts
+    rows: Some
+    draft_s: Spent
     """Feeding the drafter what it lacked included."""
-    body_s: float
-    head_s: float
-    loop_s: float
+    body_s: Took
+    head_s: Spent
+    loop_s: Spent
     """Of our loop, outside of any engine."""
-    ran_s: float | None
+    ran_s: Spent | None
     """Inside the library that runs the graphs, the drafter's too; ``None``: the engine does not say."""
 
     @property
@@ -59,9 +60,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    context: int
-    round: int
-    seconds: float
+    context: Some
+    round: Count
+    seconds: Took
     """From an empty cache, the target's alone."""
 
 
@@ -69,8 +70,8 @@ class Prefill:
 class Held:
     """Memory with a cache of that length, the first time that it was so long."""
 
-    context: int
-    cache_bytes: int
+    context: Some
+    cache_bytes: Count
     """Of entries, by the manifest: target, drafter, and hidden rows where these are kept."""
     resident: Resident
 
@@ -81,9 +82,9 @@ class Facts:
     sha256: str
     """Of the manifest."""
     precision: str
-    layers: int
-    file_bytes: int
-    read_bytes: int | None
+    layers: Some
+    file_bytes: Count
+    read_bytes: Count | None
     """Of weights that a step of one row reads; ``None``: the bundle does not say."""
     drafter: str
     """``none``: its drafts cost nothing."""
@@ -100,39 +101,39 @@ class Contexts:
 class Shared:
     """Sessions that take turns: all but one run already, then a newcomer comes, and is watched to its end."""
 
-    sessions: int
+    sessions: Some
     way: Way
-    round: int
-    ttft_s: float
+    round: Count
+    ttft_s: Spent
     """The newcomer's, its prompt fed among the others' turns."""
-    window_s: float
+    window_s: Took
     """From the newcomer's first token to its last."""
-    window_tokens: int
+    window_tokens: Some
     """Of all sessions within it."""
-    tpot_s: float
+    tpot_s: Spent
     """The newcomer's."""
-    loop_s: float
+    loop_s: Spent
     """Of our loop, a step of the newcomer's."""
     resident: Resident
 
 
 @dataclass(frozen=True, slots=True)
 class Sessions:
-    prompt_tokens: int
+    prompt_tokens: Count
     """Of the newcomer."""
-    context: int
+    context: Some
     """Of a slot."""
-    slot_bytes: int
+    slot_bytes: Count
     """Of a slot's caches, full, by the manifest."""
-    runs: tuple[Shared, ...]
+    runs: Annotated[tuple[Shared, ...], Meta(min_length=1)]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRun:
     facts: Facts
-    context: int
-    prefill_s: float
-    load_s: float
+    context: Some
+    prefill_s: Took
+    load_s: Spent
     resident: Resident
     """Once it has made a step of each kind."""
     steps: tuple[Step, ...]
@@ -145,11 +146,11 @@ class Settings:
     machine: dict[str, str]
     bundle: str
     """Its manifest's sha256."""
-    contexts: tuple[int, ...]
-    ks: tuple[int, ...]
-    sessions: tuple[int, ...]
-    acceptances: tuple[float, ...]
-    rounds: int
+    contexts: tuple[Some, ...]
+    ks: tuple[Drafts, ...]
+    sessions: tuple[Some, ...]
+    acceptances: tuple[Share, ...]
+    rounds: Some
     head: Literal["screened", "full"]
     drafter: str
     threads: int
@@ -174,7 +175,8 @@ class Report:
 def read_report(path: Path) -> Report:
     """Raises ``ConfigError``."""
     report = read_record(path, Report, SCHEMA, "a run of the bench's growth view")
-    windows = [run.window_s for run in report.sessions.runs] if report.sessions else []
-    if not all(seconds > 0.0 for seconds in (*windows, *(model.prefill_s for model in report.models))):
-        raise ConfigError(f"{path}: something in it took no time")
+    parts: list[Contexts | ModelRun] = [*([report.context] if report.context else []), *report.models]
+    refuse_rounds(path, (step.round for part in parts for step in part.steps), report.settings.rounds)
+    shared = report.sessions.runs if report.sessions else ()
+    refuse_rounds(path, (run.round for run in shared), report.settings.rounds)
     return report

@@ -8,11 +8,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
 
 from ...errors import ConfigError
 from ...resident import Resident
 from ..bandwidth import Speed
-from ..records import read_record
+from ..records import (
+    Count,
+    Share,
+    Some,
+    Spent,
+    Took,
+    read_record,
+    refuse_more_kept,
+    refuse_rounds,
+    refuse_unknown,
+)
 from .plan import Part, Which
 
 SCHEMA = 1
@@ -26,35 +39,35 @@ class Answer:
     domain: str
     prompt: str
     law: str
-    round: int
-    group: int
+    round: Count
+    group: Count
     """What has the same part, domain, law, round and group was decoded back to back."""
     bundle: Which
     method: str
-    prompt_tokens: int
-    tokens: int
-    whole_s: float
-    ttft_s: float
+    prompt_tokens: Count
+    tokens: Annotated[int, Meta(ge=2)]
+    whole_s: Took
+    ttft_s: Took
     """Time to the first token, the prompt in it."""
-    tpot_s: float
+    tpot_s: Took
     """A later token."""
-    steps: int
+    steps: Count
     """Behind the first token, as all that follows."""
-    draft_s: float
-    verify_s: float
-    overhead_s: float
-    committed: int
-    drafted: int
-    accepted: int
-    tried_by_position: tuple[int, ...]
-    accepted_by_position: tuple[int, ...]
-    repeat_rate: float
+    draft_s: Spent
+    verify_s: Spent
+    overhead_s: Spent
+    committed: Count
+    drafted: Count
+    accepted: Count
+    tried_by_position: tuple[Count, ...]
+    accepted_by_position: tuple[Count, ...]
+    repeat_rate: Share
     """Share of 8-grams that stood in the text before."""
     nll: float
     """Nats a token under the bundle's own target, as decoded."""
-    joules: float | None
+    joules: Spent | None
     """Of the whole board; ``None``: nobody reads its power."""
-    sources: dict[str, int]
+    sources: dict[str, Count]
     """Steps by who drafted; an empty name for nobody."""
     reason: str
     """Why the last step drafted what it did."""
@@ -75,13 +88,13 @@ class BundleFacts:
     sha256: str
     """Of the manifest."""
     precision: str
-    file_bytes: int
-    read_bytes: int | None
+    file_bytes: Count
+    read_bytes: Count | None
     """Of weights that a step of one row reads; ``None``: the bundle does not say."""
     nll: float
     """Nats a token of ``nll_tokens`` of the GPL-3, as the target reads them."""
-    nll_tokens: int
-    load_s: float
+    nll_tokens: Count
+    load_s: Spent
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +118,9 @@ class Settings:
     laws: dict[str, str]
     compared: tuple[str, ...]
     lengths: tuple[str, ...]
-    rounds: int
-    length_rounds: int
-    tokens: int
+    rounds: Some
+    length_rounds: Count
+    tokens: Some
     head: str
     threads: int
 
@@ -134,9 +147,19 @@ class Report:
 def read_report(path: Path) -> Report:
     """Raises ``ConfigError``."""
     report = read_record(path, Report, SCHEMA, "a run of the bench's protocol")
-    for number, answer in enumerate(report.answers):
-        if not min(answer.whole_s, answer.ttft_s, answer.tpot_s) > 0.0:
-            raise ConfigError(f"{path}: answers[{number}] took no time")
+    settings, answers = report.settings, report.answers
+    refuse_rounds(path, (one.round for one in answers), settings.rounds)
+    texts: tuple[Answer | Sample, ...] = (*answers, *report.samples)
+    refuse_unknown(path, "domain", (one.domain for one in texts), settings.domains)
+    refuse_unknown(path, "law", (one.law for one in texts), settings.laws)
+    refuse_unknown(path, "bundle", (one.bundle for one in texts), report.bundles)
+    refuse_unknown(path, "bundle", (peak.bundle for peak in report.peaks), report.bundles)
+    refuse_more_kept(path, [one.tried_by_position for one in answers], [one.accepted_by_position for one in answers])
+    for speed in report.speeds:
+        if not speed.gb_s > 0.0:
+            raise ConfigError(f"{path}: {speed.what} at {speed.gb_s:g} GB/s was not measured")
+    if "main" not in report.bundles:
+        raise ConfigError(f"{path}: it says nothing of its main bundle")
     return report
 
 

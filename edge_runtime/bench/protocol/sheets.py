@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ...console import counted
 from ..bandwidth import Speed
 from ..stats import Ratio
 from ..texts import LOOPING
@@ -148,14 +149,14 @@ def _lengths(report: Report) -> Sheet:
                  f"{found.acceptance_length:.2f}", f"{found.draft_ms:.0f}", f"{found.verify_ms:.0f}",
                  f"{1e3 * found.tpot_s.mean:.1f}", shown(one.speedup))
             )  # fmt: skip
-    rounds = report.settings.length_rounds
     return Sheet(
         "Draft lengths",
         ("law", "drafts of", "drafts", "accepted", "length", "draft ms", "verify ms", "tpot ms", "speed-up"),
         2,
         tuple(rows),
-        f"{rounds} round{'s' * (rounds > 1)} of all domains; drafts: a step, cut where the text ends; draft, "
-        "verify: ms a step; the head reads rows in groups until the first rejection; speed-up: behind the first token",
+        f"{counted(report.settings.length_rounds, 'round')} of all domains; drafts: a step, cut where the text ends; "
+        "draft, verify: ms a step; the head reads rows in groups until the first rejection; speed-up: behind the first "
+        "token",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...console import counted
 from ..protocol.sheets import Sheet
 from .figures import KINDS, Figures, figures
 from .record import Report
@@ -12,9 +13,10 @@ def sheets(report: Report) -> list[Sheet]:
     settings = report.settings
     rows = tuple(_row(one) for one in figures(report))
     caption = (
-        f"greedy, {settings.tokens} tokens, {settings.threads} threads, medians of {settings.rounds} interleaved "
-        f"rounds. open, copy: tok/s of whole answers, prompt included. ttft: ms behind {settings.prefix_tokens} tokens "
-        f"that are new; known: that the prompt before began with. NLL: of the same {settings.nll_tokens} tokens. "
+        f"greedy, {settings.tokens} tokens, {counted(settings.threads, 'thread')}, medians of {settings.rounds} "
+        "interleaved rounds. open, copy: tok/s of whole answers, prompt included. ttft: ms behind "
+        f"{settings.prefix_tokens} tokens that are new; known: that the prompt before began with. NLL: of the same "
+        f"{settings.nll_tokens} tokens. "
         "MB: peak resident memory. =ours, =tf: greedy texts equal to those of ours and of transformers, plain"
     )
     numbers = ("NLL", "open", "copy", "ttft", "known", "MB", "=ours", "=tf")

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..live import longest_over_s
-from ..stats import Middle
+from ..stats import Middle, student
 from .record import Answer, Checkpoint, End, Happening, Line, Look, Probe, Settings, of
 
 _STOPPED = "critical"
@@ -141,8 +141,8 @@ def summed_up(lines: Sequence[Line]) -> SoakFigures:
         lost=tuple(_words(answer) for answer in answers if answer.outcome == "lost"),
         wrong=tuple(_words(answer) for answer in answers if answer.outcome == "wrong"),
         refusals=Counter(_cause(answer) or answer.why for answer in refused),
-        happenings=Counter(one.what for one in happenings),
-        failed=tuple(f"{one.what} at {one.began_s:.0f} s: {one.note}" for one in happenings if not one.went_well),
+        happenings=Counter(one.what for one in happenings if one.went_well is not None),
+        failed=tuple(f"{one.what} at {one.began_s:.0f} s: {one.note}" for one in happenings if one.went_well is False),
         checkpoints=checkpoints,
         memory=_slope([(one.at_s, float(one.anonymous)) for one in after_warm_up(checkpoints)]),
         ttft=quarters([(answer.ended_s, answer.ttft_s or 0.0) for answer in streamed], 0.95),
@@ -227,7 +227,8 @@ def _slope(points: Sequence[tuple[float, float]]) -> Slope | None:
     per_hour = float((away * values).sum() / (away * away).sum())
     rest = values - values.mean() - per_hour * away
     error = float(np.sqrt((rest * rest).sum() / (len(points) - 2) / (away * away).sum()))
-    return Slope(per_hour, per_hour - 1.96 * error, per_hour + 1.96 * error, float(values.mean()), len(points))
+    half = student(len(points) - 2) * error
+    return Slope(per_hour, per_hour - half, per_hour + half, float(values.mean()), len(points))
 
 
 def _had(probes: Sequence[Probe]) -> tuple[float, float] | None:
@@ -243,9 +244,17 @@ def _heat(limit_c: float, looks: Sequence[Look]) -> Heat:
     """``looks`` at times when the limit could be kept."""
     if not looks:
         return Heat(None, None, 0.0, 0.0)
-    free = [look for look, had in zip(looks, _had_lately(looks), strict=True) if had >= _HAS]
+    stretches: list[list[Look]] = [[]]
+    last_s = looks[0].at_s
+    for look, had in zip(looks, _had_lately(looks), strict=True):
+        if had < _HAS or look.at_s - last_s > _PAUSED_S:
+            stretches.append([])  # nobody knows what was between
+        if had >= _HAS:
+            stretches[-1].append(look)
+        last_s = look.at_s
+    free = [look for stretch in stretches for look in stretch]
     over_c = max((look.die_c - limit_c for look in free), default=None)
-    over_s = longest_over_s([(look.at_s, look.die_c) for look in free], limit_c)
+    over_s = max(longest_over_s([(look.at_s, look.die_c) for look in stretch], limit_c) for stretch in stretches)
     return Heat(max(look.die_c for look in looks), over_c, over_s, len(free) / len(looks))
 
 

@@ -51,9 +51,9 @@ class Happenings:
         for place, what in enumerate(LAP):
             due_s = self._plan.lap_s * (place + 0.5) / len(LAP)
             await asyncio.sleep(max(0.0, due_s - (time.monotonic() - began_s)))
-            at_s, note, went_well = self._asking.clock(), "", True
+            at_s, note, went_well = self._asking.clock(), "", None
             try:
-                note = await self._does[what]()
+                note, went_well = await self._does[what](), True
             except (NotItself, EdgeRuntimeError) as problem:
                 note, went_well = str(problem), False
             finally:

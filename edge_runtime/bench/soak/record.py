@@ -5,15 +5,21 @@ far as it goes.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
 from ...errors import ConfigError, why
+from ..records import Count, Share, Spent
 
 SCHEMA = 1
+_MOST_LINE, _MOST_BYTES = 1 << 20, 1 << 30
+"""Bytes. A day makes some 80 MB."""
+Celsius = Annotated[float, msgspec.Meta(ge=-300.0, le=1e4)]
 Manner = Literal["whole", "streamed", "slow", "left"]
 """How an answer was taken: in one, as a stream, by a reader that is slow, by one that goes away."""
 Outcome = Literal["right", "left", "refused", "wrong", "lost"]
@@ -27,64 +33,65 @@ class Settings(msgspec.Struct, frozen=True, tag="settings"):
     started: str
     machine: dict[str, str]
     bundle: str
-    minutes: float
-    lap_s: float
-    clients: int
-    sessions: int
-    threads: int
+    minutes: Spent
+    lap_s: Spent
+    clients: Count
+    sessions: Count
+    threads: Count
     board: str
     telemetry: str
-    limit_c: float
+    limit_c: Celsius
     seed: int
 
 
 class Answer(msgspec.Struct, frozen=True, tag="answer"):
     """One request, however it ended."""
 
-    began_s: float
+    began_s: Spent
     """Since the soak began, as all moments here."""
-    ended_s: float
+    ended_s: Spent
     kind: str
     script: str
-    turn: int
+    turn: Count
     manner: Manner
     outcome: Outcome
     why: str = ""
     code: str = ""
     """Of a refusal."""
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    tokens: int = 0
+    ttft_s: Spent | None = None
+    tpot_s: Spent | None = None
+    tokens: Count = 0
 
 
 class Happening(msgspec.Struct, frozen=True, tag="event"):
     """Something that was done to the daemon, until it was itself again."""
 
-    began_s: float
-    ended_s: float
+    began_s: Spent
+    ended_s: Spent
     what: str
-    went_well: bool
+    went_well: bool | None
+    """``None``: the soak ended in the middle of it."""
     note: str = ""
 
 
 class Checkpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
     """The daemon at rest, behind one lap."""
 
-    at_s: float
-    lap: int
-    anonymous_held: int
+    at_s: Spent
+    lap: Count
+    anonymous_held: Count
     """Bytes, with what its caches remember;"""
-    anonymous: int
+    anonymous: Count
     """and once they were let go."""
-    files: int
+    files: Count
     """Open descriptors."""
-    threads: int
-    processor_s: float
+    threads: Count
+    processor_s: Spent
     """Since its start, of all its threads,"""
-    waited_s: float
+    waited_s: Spent
     """and that they waited for a processor."""
-    busy_slots: int
-    waiting: int
+    busy_slots: Count
+    waiting: Count
     errors: tuple[str, ...]
     """Lines of its log since the last one that nothing here asked for."""
 
@@ -92,13 +99,13 @@ class Checkpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
 class Probe(msgspec.Struct, frozen=True, tag="probe"):
     """An answer that is made while nobody else asks, the caches empty."""
 
-    at_s: float
-    lap: int
-    ttft_s: float
-    tpot_s: float
-    processor_s: float
+    at_s: Spent
+    lap: Count
+    ttft_s: Spent
+    tpot_s: Spent
+    processor_s: Spent
     """Of all the daemon's threads, for the whole answer,"""
-    waited_s: float
+    waited_s: Spent
     """and what they waited for a processor."""
 
     @property
@@ -108,26 +115,27 @@ class Probe(msgspec.Struct, frozen=True, tag="probe"):
 
 
 def share_had(processor_s: float, waited_s: float) -> float:
-    """Of the time in which a processor was wanted."""
-    wanted_s = processor_s + waited_s
+    """Of the time in which a processor was wanted. What a thread waited that has ended since is not known any more, so
+    that less may have been waited than before."""
+    wanted_s = processor_s + max(0.0, waited_s)
     return processor_s / wanted_s if wanted_s > 0.0 else 1.0
 
 
 class Look(msgspec.Struct, frozen=True, tag="board"):
-    at_s: float
-    die_c: float
+    at_s: Spent
+    die_c: Celsius
     """Of the plant itself."""
     state: str
-    tokens: int
+    tokens: Count
     """Since the start of the daemon."""
     beyond: bool
     """Whether the air alone makes it too hot, so that no governor could keep the limit."""
-    had: float = 1.0
+    had: Share = 1.0
     """As of ``Probe``, of all the daemon's threads since the look before; 1 where they wanted none."""
 
 
 class End(msgspec.Struct, frozen=True, tag="end"):
-    at_s: float
+    at_s: Spent
     why: str
     """``complete``, or what ended it early."""
 
@@ -140,6 +148,7 @@ class Record:
 
     def __init__(self, path: Path) -> None:
         """Raises ``ConfigError``."""
+        self._path, self._whole = path, 0
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("wb", buffering=0)
@@ -147,7 +156,20 @@ class Record:
             raise ConfigError(f"{path} cannot be written: {why(problem)}") from None
 
     def add(self, line: Line) -> None:
-        self._file.write(msgspec.json.encode(line) + b"\n")
+        """Whole or not at all: where a disk is full, what comes later does not follow half a line. Raises
+        ``OSError``."""
+        data = memoryview(msgspec.json.encode(line) + b"\n")
+        try:
+            done = 0
+            while done < len(data):
+                done += self._file.write(data[done:])
+        except OSError as problem:
+            with suppress(OSError):
+                self._file.truncate(self._whole)
+                self._file.seek(self._whole)
+            problem.filename = str(self._path)
+            raise
+        self._whole += len(data)
 
     def __enter__(self) -> Record:
         return self
@@ -162,20 +184,31 @@ def read_lines(path: Path) -> tuple[Line, ...]:
     """All, the settings first; a last line that was cut off is left out. Raises ``ConfigError``."""
     decoder = msgspec.json.Decoder(Line)
     lines: list[Line] = []
+    size = 0
     try:
         with path.open("rb") as file:
-            for number, text in enumerate(file, 1):
-                if not text.endswith(b"\n"):
-                    break
-                try:
-                    lines.append(decoder.decode(text))
-                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                    raise ConfigError(f"{path}, line {number}: not a line of a soak's record") from None
+            while (text := file.readline(_MOST_LINE)).endswith(b"\n"):
+                size += len(text)
+                lines.append(_line(decoder, text, f"{path}, line {len(lines) + 1}"))
+                if size > _MOST_BYTES:
+                    raise ConfigError(f"{path}: more than {_MOST_BYTES >> 20} MiB")
     except OSError as problem:
         raise ConfigError(f"{path} cannot be read: {why(problem)}") from None
+    if len(text) == _MOST_LINE:
+        raise ConfigError(f"{path}, line {len(lines) + 1}: longer than any of a soak's record")
     if not lines or not isinstance(lines[0], Settings) or lines[0].schema != SCHEMA:
         raise ConfigError(f"{path}: not the record of a soak of schema {SCHEMA}")
+    rests = [line.at_s for line in of(Checkpoint, lines)]
+    if len(of(Settings, lines)) > 1 or any(later <= before for before, later in pairwise(rests)):
+        raise ConfigError(f"{path}: records of two soaks do not go together")
     return tuple(lines)
+
+
+def _line(decoder: msgspec.json.Decoder[Line], text: bytes, where: str) -> Line:
+    try:
+        return decoder.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise ConfigError(f"{where}: not a line of a soak's record") from None
 
 
 def of(kind: type[T], lines: Iterable[Line]) -> list[T]:

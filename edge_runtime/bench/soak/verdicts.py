@@ -100,7 +100,7 @@ def _steady(figures: SoakFigures) -> Iterator[Verdict]:
             continue
         ratio = found.ratio
         yield Verdict(
-            f"p95 of {name}, last quarter over first, at most {SLOWER:g}",
+            f"p95 of {name}, last quarter over first, at most {SLOWER:g} at the low end of its interval",
             f"{ratio.median:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]{shared(figures)}",
             ratio.low <= SLOWER,
         )
