@@ -269,6 +269,18 @@ def test_rows_that_are_not_finite_fail_the_request_and_are_forgotten() -> None:
         assert reader.tokens == cold(PROMPT, 8) and reader.begun.cached_tokens == 0
 
 
+def test_what_a_slot_holds_behind_a_fault_is_used_by_nobody() -> None:
+    """Also where the prompt had long been fed: what the engine did since is unknown."""
+    engine = FakeEngine(MODEL, slots=2)
+    served = serve(engine)
+    with running(served) as scheduler:
+        engine.fail_after = 7
+        ask(scheduler, served, request(PROMPT, 20), broken := Reader())
+        assert isinstance(broken.error, EngineError)
+        ask(scheduler, served, request(PROMPT), reader := Reader())
+        assert reader.tokens == cold(PROMPT, 8) and reader.begun.cached_tokens == 0
+
+
 class _Surprising(FakeEngine):
     surprise = False
 
@@ -308,8 +320,9 @@ def test_a_drafter_that_cannot_forget_costs_nobody_else_an_answer(caplog: pytest
         readers = [Reader() for _ in range(5)]
         for reader in readers:
             ask(scheduler, served, request(PROMPT, 20), reader)
-        assert [str(reader.error) for reader in readers if reader.error] == ["the fake engine was told to fail"]
-        assert all(reader.tokens == cold(PROMPT, 20) for reader in readers if not reader.error)
+        failed = [reader for reader in readers if isinstance(reader.wait().events[-1], Failed)]
+        assert [str(reader.error) for reader in failed] == ["the fake engine was told to fail"]
+        assert all(reader.tokens == cold(PROMPT, 20) for reader in readers if reader not in failed)
         ask(scheduler, served, replace(request(PROMPT, 20), client=3), other := Reader())
         assert other.tokens == cold(PROMPT, 20)
         assert "could not forget a text: RuntimeError" in scheduler.snapshot().speculation.reason
