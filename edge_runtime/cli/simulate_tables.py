@@ -137,7 +137,7 @@ def plants_line(findings: Sequence[Finding]) -> Text:
         f"With a limit of temperature that can be kept: {found.warm} of {found.plants} plants; with such a cap of "
         f"power: {found.capped}. Of those the first three rows are asked.",
         f"{ordinary} ordinary plants, {found.marginal} where hardly any work fits within the limits, "
-        f"{found.impossible} where a board without work breaks them.",
+        f"{found.impossible} where a board without work breaks them."
     ]
     if found.of_the_best is not None:
         lines.append(f"Throughput of the best constant K and pace, geometric mean: {found.of_the_best:.3f}.")
