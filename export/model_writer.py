@@ -145,7 +145,9 @@ def write_model(directory: Path, plan: ModelPlan, recipe: ExportRecipe, progress
     return WrittenModel(model, tuple(model_notes(plan, weights, half)), weights, spelling.ropes)
 
 
-def _body_graphs(plan: ModelPlan, graph: Graph, spelling: Spelling, lanes: int | None) -> dict[str, onnx.ModelProto]:
+def _body_graphs(
+    plan: ModelPlan, graph: Graph, spelling: Spelling, lanes: int | None
+) -> dict[str, onnx.ModelProto]:
     if plan.stem_of is not None:
         return {}
     halves = None if plan.cut_after is None else cut_graph(graph, plan.cut_after)

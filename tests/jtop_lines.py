@@ -66,7 +66,7 @@ STATS: dict[str, Any] = {
     "nvp": {"model": {"name": "25W", "id": 1}},
 }
 
-_JTOP = """
+_JTOP = '''
 import json, time
 __version__ = "7.2.2"
 STATS = json.loads({stats!r})
@@ -88,7 +88,7 @@ class jtop:
 
     def json(self):
         return json.dumps(dict(STATS, uptime={uptime}))
-"""
+'''
 
 _CHILD = """
 import sys

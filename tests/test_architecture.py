@@ -24,10 +24,8 @@ FILE_LINES, FUNCTION_LINES = 400, 60
 
 # A module imports its own row and the rows above it.
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset(
-        {"", "errors", "schema", "bundle", "console", "files", "parameters", "soundness", "graph_data", "quiet"}
-        | frozenset({"wire", "plain_yaml"})
-    ),
+    frozenset({"", "errors", "schema", "bundle", "console", "files", "parameters", "soundness", "graph_data", "quiet"}
+    | frozenset({"wire", "plain_yaml"})),
     frozenset({"acceptance", "budget", "sampling", "shaping", "noise", "cost", "estimate", "ledger", "repetition"})
     | frozenset({"boards", "calibration", "choice", "health", "memory", "resident", "row_cost", "status", "tree"})
     | frozenset({"intact", "needs", "feeding", "energy_model", "lessons", "pacing", "pressure", "reuse", "thermal"}),

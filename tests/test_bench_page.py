@@ -223,7 +223,9 @@ def place(html: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("width", "height", "scheme", "phone"),
     [(360, 740, "light", True), (360, 740, "dark", True), (1280, 900, "light", False)],
 )
-def test_a_person_can_read_it(browser: Browser, place: Path, width: int, height: int, scheme: str, phone: bool) -> None:
+def test_a_person_can_read_it(
+    browser: Browser, place: Path, width: int, height: int, scheme: str, phone: bool
+) -> None:
     browser.look(width, height, scheme, phone=phone)
     browser.open(place)
     found: dict[str, Any] = browser.ask(_SHOWN)

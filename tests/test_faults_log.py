@@ -165,6 +165,7 @@ def test_features_find_room_before_they_are_mapped(tmp_path: Path, monkeypatch: 
     rows = np.ones((4, 8), np.int32), np.ones((4, 8, 256), np.float16)
     part.append(*rows)
 
+
     def full(handle: int, offset: int, size: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

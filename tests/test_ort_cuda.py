@@ -193,9 +193,7 @@ def test_a_copy_that_fails_is_a_typed_error(cuda: FakeCuda, monkeypatch: pytest.
 def test_the_runtime_is_the_one_that_is_loaded(tmp_path: Path) -> None:
     maps = tmp_path / "maps"
     line = "7f00-7f01 r-xp 00000000 fe:00 1  "
-    maps.write_text(
-        f"{line}/usr/lib/libc.so.6\n{line}/usr/local/cuda/lib64/libcudart.so.12\n{line}/x/libcudart_static.a\n"
-    )
+    maps.write_text(f"{line}/usr/lib/libc.so.6\n{line}/usr/local/cuda/lib64/libcudart.so.12\n{line}/x/libcudart_static.a\n")
     assert loaded_runtime(maps) == "/usr/local/cuda/lib64/libcudart.so.12"
     maps.write_text(f"{line}/usr/lib/libc.so.6\n")
     assert loaded_runtime(maps) is None

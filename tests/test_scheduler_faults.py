@@ -457,10 +457,8 @@ def test_clients_in_threads_of_their_own() -> None:
             seen = scheduler.snapshot().requests.received
             # Who asks may be through before this thread has its turn.
             until(
-                lambda seen=seen: (
-                    scheduler.snapshot().requests.received > seen + 60  # type: ignore[misc]
-                    or not any(thread.is_alive() for thread in threads)
-                )
+                lambda seen=seen: scheduler.snapshot().requests.received > seen + 60  # type: ignore[misc]
+                or not any(thread.is_alive() for thread in threads)
             )
             target = current[0].decoder.target
             assert isinstance(target, FakeEngine)

@@ -180,7 +180,9 @@ def test_a_graph_that_the_parser_does_not_take_is_told_with_its_node(fakes: Fake
         ("deserialize_cuda_engine", "target.body.plan.part refused: Serialization assertion failed"),
     ],
 )
-def test_every_call_that_says_no_is_an_error_with_its_name(fakes: Fakes, tmp_path: Path, call: str, words: str) -> None:
+def test_every_call_that_says_no_is_an_error_with_its_name(
+    fakes: Fakes, tmp_path: Path, call: str, words: str
+) -> None:
     trt, cuda = fakes
     trt.failures = {call: 0}
     with pytest.raises(DeviceError) as problem:

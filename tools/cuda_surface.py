@@ -46,10 +46,7 @@ def main(directories: list[str]) -> None:
     for directory in directories:
         done = subprocess.run(
             # -S: of a release that is installed here, nothing must be taken for that of the directory.
-            [sys.executable, "-S", __file__, "--dump", directory],
-            check=True,
-            capture_output=True,
-            text=True,
+            [sys.executable, "-S", __file__, "--dump", directory], check=True, capture_output=True, text=True
         )
         dumps.append(json.loads(done.stdout))
     versions = [dump["version"] for dump in dumps]

@@ -84,12 +84,7 @@ def projected(report: compare.Report) -> str:
         for law in report.settings.laws:
             for kind, what in _KINDS.items():
                 runs = compared(
-                    report.domains,
-                    kind=kind,
-                    law=law,
-                    method=DEFAULT_LABEL,
-                    curve=curve,
-                    texts="straight",  # type: ignore[arg-type]
+                    report.domains, kind=kind, law=law, method=DEFAULT_LABEL, curve=curve, texts="straight"  # type: ignore[arg-type]
                 )
                 found = cell(runs)
                 if found is not None:

@@ -148,7 +148,7 @@ def _json(versions: list[str], dumps: list[dict[str, Any]]) -> str:
                     ways.setdefault(way, []).append(versions[index])
             told = {way: "all" if len(where) == len(versions) else where for way, where in ways.items()}
             rows.append(f"  {json.dumps(member)}: {json.dumps(told)}")
-        lines.append(f"{json.dumps(name)}: {{\n" + ",\n".join(rows) + ("\n}" if name == KEPT[-1] else "\n},"))
+        lines.append(f'{json.dumps(name)}: {{\n' + ",\n".join(rows) + ("\n}" if name == KEPT[-1] else "\n},"))
     return "\n".join([*lines, "}}"]) + "\n"
 
 
@@ -160,7 +160,9 @@ def _stubs(dump: dict[str, Any]) -> str:
         f'"""TensorRT {dump["version"]}, the oldest release that is supported; made by tools/tensorrt_surface.py."""\n'
         "import mmap\nfrom collections.abc import Sequence\nfrom typing import ClassVar, overload\n\n__version__: str\n"
     )
-    tail = "\n_Buffer = bytes | bytearray | memoryview | mmap.mmap | IHostMemory\n_Shape = Dims | Sequence[int]\n"
+    tail = (
+        "\n_Buffer = bytes | bytearray | memoryview | mmap.mmap | IHostMemory\n_Shape = Dims | Sequence[int]\n"
+    )
     known = set(dump["classes"])
     return head + "".join(_stub(name, dump["classes"][name], known) for name in KEPT) + tail
 

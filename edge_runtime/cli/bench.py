@@ -67,9 +67,8 @@ _WITH_GROWTH = {"bundle", "view", "threads", "rounds", "quick", "head", "drafter
               help="Who drafts at fixed lengths; auto: the bundle's first, or lookup.")  # fmt: skip
 @click.option("--skip", type=click.Choice(["lengths", "memory"]), multiple=True,
               help="Leave out the draft lengths, or the peak memory of daemons.")  # fmt: skip
-@click.option(
-    "--quick", is_flag=True, help="One kind of text, 2 rounds of 32 tokens, short drafts and contexts: to see it go."
-)
+@click.option("--quick", is_flag=True, help=
+              "One kind of text, 2 rounds of 32 tokens, short drafts and contexts: to see it go.")
 @click.option("--head", type=click.Choice(["screened", "full"]), default="screened", show_default=True,
               help="Head of the bundles.")  # fmt: skip
 @click.option("--threads", type=Whole(1, MOST_THREADS), default=os.cpu_count() or 1, show_default=True,

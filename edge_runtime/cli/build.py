@@ -25,39 +25,16 @@ _EVERY_S = 20.0
 
 @click.command()
 @click.argument("bundle", metavar="BUNDLE", type=Place())
-@click.option(
-    "--output",
-    metavar="DIR",
-    type=WrittenDirectory(),
-    help=f"Where the engines go.  [default: {ENGINE_DIRECTORY} in the bundle]",
-)
-@click.option(
-    "--draft-length",
-    type=Whole(0, _LONGEST_DRAFT),
-    default=MAX_DRAFT_TOKENS,
-    show_default=True,
-    metavar="K",
-    help="Most draft tokens that one verification takes.",
-)
-@click.option(
-    "--chunk", type=Whole(1, 1024), default=_CHUNK, show_default=True, metavar="N", help="Rows of a prefill chunk."
-)
-@click.option(
-    "--context",
-    type=Whole(1, MOST_TOKENS),
-    default=DEFAULT_CONTEXT,
-    show_default=True,
-    metavar="N",
-    help="Tokens that a session's cache holds; at most the bundle's.",
-)
-@click.option(
-    "--workspace",
-    type=Whole(LEAST_WORKSPACE_BYTES // _MIB, 1 << 17),
-    metavar="MIB",
-    default=WORKSPACE_BYTES // _MIB,
-    show_default=True,
-    help="Most scratch that a kernel may want.",
-)
+@click.option("--output", metavar="DIR", type=WrittenDirectory(),
+              help=f"Where the engines go.  [default: {ENGINE_DIRECTORY} in the bundle]")
+@click.option("--draft-length", type=Whole(0, _LONGEST_DRAFT), default=MAX_DRAFT_TOKENS, show_default=True,
+              metavar="K", help="Most draft tokens that one verification takes.")
+@click.option("--chunk", type=Whole(1, 1024), default=_CHUNK, show_default=True, metavar="N",
+              help="Rows of a prefill chunk.")
+@click.option("--context", type=Whole(1, MOST_TOKENS), default=DEFAULT_CONTEXT, show_default=True, metavar="N",
+              help="Tokens that a session's cache holds; at most the bundle's.")
+@click.option("--workspace", type=Whole(LEAST_WORKSPACE_BYTES // _MIB, 1 << 17), metavar="MIB",
+              default=WORKSPACE_BYTES // _MIB, show_default=True, help="Most scratch that a kernel may want.")
 @click.option("--rebuild", is_flag=True, help="Build anew what is stale or of another machine.")  # fmt: skip
 def build(
     bundle: Path, output: Path | None, draft_length: int, chunk: int, context: int, workspace: int, rebuild: bool

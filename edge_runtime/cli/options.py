@@ -28,7 +28,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def bundle_options(function: F) -> F:
     """Which bundle, and how it is loaded."""
-    bundle = click.option("--bundle", required=True, metavar="DIR", type=Place(), help="Bundle to run.")
+    bundle = click.option(
+        "--bundle", required=True, metavar="DIR", type=Place(), help="Bundle to run."
+    )
     return bundle(engine_options(function))
 
 

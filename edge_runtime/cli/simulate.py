@@ -48,12 +48,8 @@ _OF_ONE_BOARD = ("board", "ambient", "temperature_limit", "power_limit", "withou
               help=f"One of {', '.join(board.name for board in BOARDS)}.")  # fmt: skip
 @click.option("--ambient", type=Finite(-40.0, 100.0, "degrees Celsius"), default=25.0, show_default=True, metavar="C",
               help="Temperature of the air.")  # fmt: skip
-@click.option(
-    "--minutes",
-    type=Finite(0.5, 600.0, "minutes"),
-    metavar="N",
-    help=f"Of the board's time.  [default: {_DEFAULT_MINUTES:g}; with --bundle {_LIVE_MINUTES:g}]",
-)
+@click.option("--minutes", type=Finite(0.5, 600.0, "minutes"), metavar="N",
+              help=f"Of the board's time.  [default: {_DEFAULT_MINUTES:g}; with --bundle {_LIVE_MINUTES:g}]")
 @click.option("--temperature-limit", type=Finite(30.0, 105.0, "degrees Celsius"), default=_DEFAULT_LIMIT_C,
               show_default=True, metavar="C", help="What the governor is to keep.")  # fmt: skip
 @click.option("--power-limit", type=Finite(1.0, 200.0, "watts"), metavar="W",

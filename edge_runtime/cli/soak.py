@@ -40,14 +40,8 @@ _OUTCOMES = ("right", "left", "refused", "wrong", "lost")
               help="What the daemon serves.")  # fmt: skip
 @click.option("--minutes", type=Finite(1.0, 100_000.0, "minutes"), default=120.0, show_default=True,
               help="Of load; rests come on top.")  # fmt: skip
-@click.option(
-    "--lap",
-    type=Finite(0.5, 60.0, "minutes"),
-    default=5.0,
-    show_default=True,
-    metavar="MINUTES",
-    help="In which everything happens once; at rest behind it memory, descriptors and speed are looked at.",
-)
+@click.option("--lap", type=Finite(0.5, 60.0, "minutes"), default=5.0, show_default=True, metavar="MINUTES",
+              help="In which everything happens once; at rest behind it memory, descriptors and speed are looked at.")
 @click.option("--clients", type=Whole(1, 11), metavar="N", default=4, show_default=True,
               help="That ask at once, with pauses.")  # fmt: skip
 @click.option("--threads", type=Whole(1, MOST_THREADS), metavar="N", default=os.cpu_count() or 1, show_default=True,

@@ -129,7 +129,9 @@ def page(sample: Sample, reason: str) -> Iterator[str]:
     trips = f"{_number(throttling.passive_trip_c, 1.0, 1)} C, off at {_number(throttling.critical_trip_c, 1.0, 1)} C"
     yield _row("throttles", f"at {trips}")
     gpu = sample.gpu
-    yield _row("gpu", f"{_number(gpu.clock_mhz)} of {_number(gpu.max_clock_mhz)} MHz, load {_number(gpu.load, 100.0)}%")
+    yield _row(
+        "gpu", f"{_number(gpu.clock_mhz)} of {_number(gpu.max_clock_mhz)} MHz, load {_number(gpu.load, 100.0)}%"
+    )
     if sample.memory is not None:
         memory = sample.memory
         yield _row("memory", f"{memory.available_bytes / 1e9:.2f} of {memory.total_bytes / 1e9:.2f} GB available")

@@ -1,10 +1,10 @@
 """What a program on the device imports to talk with the daemon; needs httpx and msgspec and no more. Knows no model.
 
-with Client() as client:
-    print(client.chat("What is a bundle?", max_tokens=100).text)
-    with client.stream_complete("The licence says") as chunks:
-        for chunk in chunks:
-            print(chunk.text, end="", flush=True)
+    with Client() as client:
+        print(client.chat("What is a bundle?", max_tokens=100).text)
+        with client.stream_complete("The licence says") as chunks:
+            for chunk in chunks:
+                print(chunk.text, end="", flush=True)
 """
 
 from __future__ import annotations

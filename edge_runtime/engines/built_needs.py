@@ -68,3 +68,4 @@ def _built(record: EngineRecord, manifest: Manifest, load: Load) -> Built:
         )
     machine = record.machine
     return Built(f"{machine.device} (SM {machine.sm}) by TensorRT {machine.tensorrt}", tuple(models))
+

@@ -51,7 +51,9 @@ def misfits(
             yield Misfit(f"{one.graph}: {reason}", (REBUILD,) if whole else ())
 
 
-def too_small(record: EngineRecord, manifest: Manifest, role: str, context: int, head_rows: int) -> Misfit | None:
+def too_small(
+    record: EngineRecord, manifest: Manifest, role: str, context: int, head_rows: int
+) -> Misfit | None:
     """What of the settings is beyond engines without misfits."""
     model = manifest.model(role)
     body, head = record.plans[model.body], record.plans[model.head]

@@ -57,13 +57,7 @@ class OrtDelta:
         rows, head_rows = max(settings.max_rows, 2), max(settings.max_head_rows, 2)
         self._names = {(line.graph, line.direction, line.name) for line in model.io}
         self._host = host_buffers(
-            rows,
-            head_rows,
-            model.hidden_size,
-            model.candidates,
-            model.hidden_input,
-            model.fan_out,
-            self._feeds,
+            rows, head_rows, model.hidden_size, model.candidates, model.hidden_input, model.fan_out, self._feeds,
             None if model.embedding is None else model.embedding.columns,
         )
         self._new = np.zeros(self._layout.new_bytes(rows), np.uint8)

@@ -101,6 +101,7 @@ class _Parser(h11.Connection):
             _check_framing(event)
         return event
 
+
     def _check_chunks(self, size: int) -> None:
         """One read of the socket may hold forty thousand chunks of a byte, and nobody else is heard while they are
         read: a second and more. Raises ``h11.RemoteProtocolError``."""

@@ -1,8 +1,8 @@
 """One engine of each model for all tests, and a record of how near each came to what it is allowed.
 
-pytest tests/conformance                                     every engine that can run here, on tiny random models
-pytest tests/conformance --engine tensorrt --bundle DIR      one engine, on a bundle of yours
-pytest tests/conformance --engine ort --bundle DIR --device cuda
+    pytest tests/conformance                                     every engine that can run here, on tiny random models
+    pytest tests/conformance --engine tensorrt --bundle DIR      one engine, on a bundle of yours
+    pytest tests/conformance --engine ort --bundle DIR --device cuda
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
 """TensorRT 10.3.0, the oldest release that is supported; made by tools/tensorrt_surface.py."""
-
 import mmap
 from collections.abc import Sequence
 from typing import ClassVar, overload
@@ -333,7 +332,6 @@ class ILogger:
         INTERNAL_ERROR: ClassVar[ILogger.Severity]
         INFO: ClassVar[ILogger.Severity]
         ERROR: ClassVar[ILogger.Severity]
-
     ERROR: ClassVar[ILogger.Severity]
     INFO: ClassVar[ILogger.Severity]
     INTERNAL_ERROR: ClassVar[ILogger.Severity]

@@ -92,7 +92,9 @@ def measure_ways(
     return [_way(sessions, way, lengths, runs[(way, lengths)], base, tokens) for way, lengths in WAYS]
 
 
-def _way(sessions: int, way: str, lengths: str, runs: Sequence[_Run], base: Sequence[float], tokens: int) -> Way:
+def _way(
+    sessions: int, way: str, lengths: str, runs: Sequence[_Run], base: Sequence[float], tokens: int
+) -> Way:
     last = runs[-1]
     seconds = [run.seconds for run in runs]
     return Way(

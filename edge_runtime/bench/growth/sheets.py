@@ -120,7 +120,8 @@ def _replays(report: Report) -> Sheet:
         tuple(rows),
         "Speed-up over plain steps of the same round, 95% intervals in brackets. The drafter drafts and the target "
         "verifies, at their full cost; a coin says what is kept. Seconds are measured, tokens a step follow from the "
-        "rate. " + "; ".join(_coins(run) for run in report.models),
+        "rate. "
+        + "; ".join(_coins(run) for run in report.models),
     )
 
 

@@ -92,7 +92,9 @@ class Stepper:
         """Behind a cache that holds the text; what lies behind ``context`` is written over. Its first step, which feeds
         the drafter what it lacks, does not count."""
         room = room_for((self._longest,), len(kinds) + 1)
-        session = Session(self._target.info, self._ids[: context + 1], _GREEDY, max_tokens=room, kv_len=context)
+        session = Session(
+            self._target.info, self._ids[: context + 1], _GREEDY, max_tokens=room, kv_len=context
+        )
         self._target.acceptance, self._target.round = None, number
         self._decoders[self._longest].step(session)
         steps = []

@@ -197,7 +197,8 @@ def _quality(report: Report) -> Sheet:
     for which, facts in report.bundles.items():
         read = "-" if facts.read_bytes is None else megabytes(facts.read_bytes)
         rows.append(
-            (facts.name, facts.precision, f"{facts.nll:.4f}", megabytes(facts.file_bytes), read, *_peaks(report, which))
+            (facts.name, facts.precision, f"{facts.nll:.4f}", megabytes(facts.file_bytes), read,
+             *_peaks(report, which))
         )
     tokens = next(iter(report.bundles.values())).nll_tokens if report.bundles else 0
     return Sheet(

@@ -163,3 +163,5 @@ async def _probe(this: _Soak, client: AsyncClient, lap: int, number: int) -> Pro
         this.asking.clock(), lap, moments[0] - began_s, tpot_s, after.processor_s - before.processor_s,
         after.waited_s - before.waited_s,
     )  # fmt: skip
+
+

@@ -88,7 +88,9 @@ def session_of(graph: bytes, device: Device, folder: Path | None = None, *, stri
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     settings = {"arena_extend_strategy": "kSameAsRequested"} if device == "cuda" else {}
     # Where a provider fails to load, onnxruntime would go on without it.
-    made = onnxruntime.InferenceSession(graph, options, providers=[(_PROVIDERS[device], settings)], enable_fallback=0)
+    made = onnxruntime.InferenceSession(
+        graph, options, providers=[(_PROVIDERS[device], settings)], enable_fallback=0
+    )
     if _PROVIDERS[device] not in made.get_providers():
         raise RuntimeError(f"{_PROVIDERS[device]} does not load")
     return made
@@ -176,12 +178,7 @@ def _layer(case: Case, request: Request) -> LayerResult:
     off = relative(result, expected.astype(np.float64))
     largest = float(np.max(np.abs(expected)))
     return LayerResult(
-        case.what,
-        case.against,
-        None if off is None else off * largest,
-        largest,
-        level,
-        case.folder is not None,
+        case.what, case.against, None if off is None else off * largest, largest, level, case.folder is not None,
         seconds,
     )
 
