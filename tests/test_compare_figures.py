@@ -276,7 +276,7 @@ def _report(**changes: Any) -> Report:
     settings = Settings(
         machine={"cpus": "2"}, bundle="tiny", bundle_sha256="0", prompts_sha256=prompts_sha256(),
         laws={"greedy": "greedy", "sampled": "temperature 1.0"}, methods=("lookup auto",), searched=("lookup K=3",),
-        curves=("flat",), rounds=3, named_rounds=1, finalists=1, prompts_per_domain=1, tokens=33, head="full",
+        curves=("flat", "steep"), rounds=3, named_rounds=1, finalists=1, prompts_per_domain=1, tokens=33, head="full",
         threads=0,
     )  # fmt: skip
     records = tuple(_good())
@@ -308,7 +308,7 @@ def test_a_file_that_is_none(tmp_path: Path, content: str | None, words: str) ->
     ("runs", "words"),
     [
         ((run(law="gready"),), "law 'gready' is none of its settings"),
-        ((priced(1.0, "steep"),), "curve 'steep' is none of its settings"),
+        ((priced(1.0, "odd"),), "curve 'odd' is none of its settings"),
         ((run(accepted_by_position=(17, 8)),), "text 0 has more drafts accepted than tried"),
         ((run(seconds_per_token=0.0),), r"domains\[0\].runs\[0\].seconds_per_token: expected float >= "),
         ((run(round=-1),), "round: expected int >= 0"),
