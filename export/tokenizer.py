@@ -236,9 +236,14 @@ def _table(model: Mapping[str, Any], added: list[Mapping[str, Any]]) -> _Pieces:
 
 def _with_markers(model: bytes, path: Path) -> bytes:
     """A ``tokenizer.model`` byte by byte, except that markers become control pieces."""
+    from google.protobuf.message import DecodeError
+
     _processor(model, path)
     proto = _empty_model()
-    proto.ParseFromString(model)
+    try:
+        proto.ParseFromString(model)
+    except DecodeError as problem:  # it is stricter than what has read the same above
+        raise CheckpointError(f"{path}: its tokenizer is damaged: {first_line(problem)}") from None
     if proto.normalizer_spec.add_dummy_prefix or proto.normalizer_spec.remove_extra_whitespaces:
         # A prompt is encoded in parts, around its markers: no part may begin with a space of its own.
         raise CheckpointError(f"{path}: a tokenizer.model that adds or removes spaces is not supported")

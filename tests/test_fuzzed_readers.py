@@ -159,6 +159,9 @@ def _sentencepiece(change: bytes, into: bytes) -> bytes:
 
 MODEL_FAULTS = {
     "a piece that is no text": (_sentencepiece(b"\x0a\x02ab", b"\x0a\x02a\xff"), "no text"),
+    "a field's number that one reader cuts to 32 bits": (
+        tokenizer_model.seeds()[0] + bytes.fromhex("fa8080801000"), "its tokenizer is damaged",
+    ),
     "a message that is no text": (_sentencepiece(b"<0x7F>", b"<0x7\xff>"), "does not load"),
 }
 
