@@ -274,11 +274,11 @@ def test_what_a_slot_holds_behind_a_fault_is_used_by_nobody() -> None:
     engine = FakeEngine(MODEL, slots=2)
     served = serve(engine)
     with running(served) as scheduler:
-        engine.fail_after = 7
-        ask(scheduler, served, request(PROMPT, 20), broken := Reader())
-        assert isinstance(broken.error, EngineError)
-        ask(scheduler, served, request(PROMPT), reader := Reader())
-        assert reader.tokens == cold(PROMPT, 8) and reader.begun.cached_tokens == 0
+        engine.fail_after = 20
+        ask(scheduler, served, request(LONG, 20), broken := Reader())
+        assert isinstance(broken.error, EngineError) and broken.pieces
+        ask(scheduler, served, request(LONG), reader := Reader())
+        assert reader.tokens == cold(LONG, 8) and reader.begun.cached_tokens == 0
 
 
 class _Surprising(FakeEngine):
@@ -457,8 +457,10 @@ def test_clients_in_threads_of_their_own() -> None:
             seen = scheduler.snapshot().requests.received
             # Who asks may be through before this thread has its turn.
             until(
-                lambda seen=seen: scheduler.snapshot().requests.received > seen + 60  # type: ignore[misc]
-                or not any(thread.is_alive() for thread in threads)
+                lambda seen=seen: (
+                    scheduler.snapshot().requests.received > seen + 60  # type: ignore[misc]
+                    or not any(thread.is_alive() for thread in threads)
+                )
             )
             target = current[0].decoder.target
             assert isinstance(target, FakeEngine)
