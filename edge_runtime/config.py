@@ -302,7 +302,7 @@ def host_and_port(text: str, where: str) -> tuple[str, int]:
         host = ""
     is_port = port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) <= 65535
     if not (colon and is_port and _is_host(host)):
-        raise ConfigError(f"{where}: server.tcp must be HOST:PORT as in 127.0.0.1:8080, not {text!r}")
+        raise ConfigError(f"{where}: server.tcp must be HOST:PORT as in 127.0.0.1:8080, not {text[:300]!r}")
     return host, int(port)
 
 

@@ -120,7 +120,7 @@ OPTIONS: list[tuple[list[str], list[str]]] = [
     (["--stop", ""], ["stop", "empty"]),
     (["--device", "tpu"], ["--device", "cuda"]),
     (["--threads", "-1"], ["--threads", "-1"]),
-    (["--threads", "100000"], ["100000 threads"]),
+    (["--threads", "100000"], ["--threads", "1024"]),
     (["--context", "0"], ["context of 0", "1 to 4096"]),
     (["--context", "-3"], ["context of -3"]),
     (["--context", "4097"], ["context of 4097", "1 to 4096"]),
