@@ -234,27 +234,29 @@ def test_a_model_that_was_altered_says_no_word_more(
 ) -> None:
     """Nothing is served then: the daemon ends, with the reason, and is started anew."""
     places: list[Place] = []
-    looks, forwards = [0], [0]
+    seen, alters_at = [0], [1 << 30]
 
     def altered() -> str:
-        """Of each turn it is asked before and behind."""
-        looks[0] += 1
+        """It is asked before and behind each turn: where nothing ran since the last time, before one."""
         engine = places[0].engine
-        if not engine.happened and not (looks[0] >= 28 and looks[0] % 2 and when == "between two steps"):
-            forwards[0] = len(engine.calls)
-            return ""
-        return "target.weights was written to"
+        ran, forwards = len(engine.calls) > seen[0], len(engine.calls)
+        if engine.happened or (forwards >= alters_at[0] and not ran):
+            alters_at[0] = 0
+            return "target.weights was written to"
+        seen[0] = forwards
+        return ""
 
     with placed(tmp_path, altered=altered) as place:
         places.append(place)
         whole = {prompt: place.undisturbed_text(prompt, GREEDY) for prompt in PROMPTS}
-        looks[0] = looks[0] % 2
+        if when == "between two steps":
+            alters_at[0] = len(place.engine.calls) + 14  # in the middle of both answers
         if when == "within a step":
             # What is computed from then on is another model's.
             place.engine.inject(EngineFault("another model", "head", spoils=_another_word), 8)
         told = place.together(GREEDY)
         if when == "between two steps":
-            assert len(place.engine.calls) == forwards[0], "what was cut off would end the process"
+            assert len(place.engine.calls) == seen[0], "what was cut off would end the process"
         for prompt, one in zip(PROMPTS, told, strict=True):
             assert not one.done and whole[prompt].startswith(one.text) and one.error is not None
             assert one.error["type"] == "server_error" and "target.weights was written to" in one.error["message"]
