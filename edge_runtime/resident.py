@@ -6,6 +6,7 @@ import ctypes
 import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -94,14 +95,19 @@ def give_pages_back(array: NDArray[Any]) -> None:
     first = -(-array.ctypes.data // page) * page
     stop = (array.ctypes.data + array.nbytes) // page * page
     if first < stop:
-        libc = ctypes.CDLL(None)
-        libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(stop - first), mmap.MADV_DONTNEED)
+        _libc().madvise(ctypes.c_void_p(first), ctypes.c_size_t(stop - first), mmap.MADV_DONTNEED)
 
 
 def give_back() -> None:
     """Return to the system what was freed. glibc keeps it, in the arenas of whichever threads once asked for it: a
     model that was closed would go on counting. Milliseconds; nothing under another C library (malloc_trim(3)).
     """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    trim = getattr(_libc(), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    """One for all: each is a type of its own, and a circle that only the collector ends."""
+    return ctypes.CDLL(None)
