@@ -267,7 +267,12 @@ def test_what_was_touched_is_hashed_once(tmp_path: Path, monkeypatch: pytest.Mon
     place = tiny.copy_of(tiny.bundle(), tmp_path)
     entry = next(one for one in read_manifest(place).files if one.name == "target.weights")
     hashed: list[int] = []
-    monkeypatch.setattr("edge_runtime.intact.descriptor_sha256", lambda one: hashed.append(one) or entry.sha256)
+
+    def hashes(descriptor: int) -> str:
+        hashed.append(descriptor)
+        return entry.sha256
+
+    monkeypatch.setattr("edge_runtime.intact.descriptor_sha256", hashes)
     served = Intact(place, [entry])
     for touched_s in (1.0, 2.0):
         os.utime(place / entry.name, (touched_s, touched_s))

@@ -56,10 +56,10 @@ def test_turns_that_took_no_time_go_round(answers: int, rounds: int) -> None:
         turns.join(number, 0)
     chosen = []
     for _ in range(answers * rounds):
-        number = turns.next()
-        assert number is not None
-        turns.charge(number, 0.0)
-        chosen.append(number)
+        found = turns.next()
+        assert found is not None
+        turns.charge(found, 0.0)
+        chosen.append(found)
     assert [chosen.count(number) for number in range(answers)] == [rounds] * answers
 
 
