@@ -25,6 +25,7 @@ from daemon_runs import PATIENCE_S, ROOT, Gate, Running, daemon, write_config
 from edge_runtime.bundle import read_manifest
 from edge_runtime.client import Client, EdgeRuntimeError
 from edge_runtime.intact import Intact
+from edge_runtime.loading import LoadSettings, load_bundle
 
 ASKED: dict[str, Any] = {"max_tokens": 40, "temperature": 0.0}
 PROMPT = "Hi there"
@@ -260,6 +261,15 @@ def test_what_was_altered_is_told_from_what_was_touched_or_replaced(tmp_path: Pa
     assert (path.name in intact.problem()) == altered == bool(intact.problem())
     intact.close()
     intact.close()
+
+
+def test_the_weights_of_a_draft_are_looked_at_too(tmp_path: Path) -> None:
+    place = tiny.copy_of(tiny.bundle(), tmp_path)
+    loaded = load_bundle(place, LoadSettings(context=128, threads=1, drafter="draft"))
+    assert loaded.intact.problem() == ""
+    _flip(place / "draft.weights")
+    assert "draft.weights was written to" in loaded.intact.problem()
+    loaded.close()
 
 
 def test_what_was_touched_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
