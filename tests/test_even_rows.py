@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 import tiny_bundle as tiny
 from hypothesis import given
@@ -19,7 +21,7 @@ from edge_runtime.engines.protocol import HeadRequest, StepInput, StepOutput
 from edge_runtime.engines.row_check import refuse_unlike_rows
 from edge_runtime.errors import ConfigError
 from edge_runtime.loading import LoadSettings, load_bundle
-from edge_runtime.testing import FakeEngine
+from edge_runtime.testing import FakeCall, FakeEngine
 
 
 @given(st.integers(0, 200), st.integers(1, 80))
@@ -52,21 +54,25 @@ def test_hidden_rows_go_with_their_tokens() -> None:
 
 
 class Unlike(FakeEngine):
-    """A row is another one where ``deep`` keys are passed and the number of rows is odd."""
+    """What it says of a row is another one where so many keys are seen and the number of rows is odd."""
 
-    deep = 0
+    keys, part = range(0), ""
 
     def forward(self, step: StepInput) -> StepOutput:
         output = super().forward(step)
-        if len(step.tokens) % 2 and step.position + len(step.tokens) > self.deep:
+        if len(step.tokens) % 2 == 0 or step.position + len(step.tokens) not in self.keys:
+            return output
+        if self.part == "hidden":
             return replace(output, hidden=output.hidden + np.float32(1))
-        return output
+        assert output.head is not None
+        return replace(output, head=replace(output.head, **{self.part: getattr(output.head, self.part) + 1}))
 
 
-@pytest.mark.parametrize("deep", [0, 64])
-def test_an_engine_that_cannot_keep_the_promise_is_refused(deep: int) -> None:
+@pytest.mark.parametrize("keys", [range(1, 17), range(65, 129)])
+@pytest.mark.parametrize("part", ["hidden", "candidate_ids", "candidate_logits", "logsumexp", "gathered"])
+def test_an_engine_that_cannot_keep_the_promise_is_refused(keys: range, part: str) -> None:
     engine = Unlike(min_rows=2)
-    engine.deep = deep
+    engine.keys, engine.part = keys, part
     with pytest.raises(ConfigError, match=r"mode cannot be had here: on this processor a row of .* other"):
         refuse_unlike_rows(engine, 16)
 
@@ -78,18 +84,37 @@ def test_a_load_in_that_mode_looks_and_refuses(monkeypatch: pytest.MonkeyPatch) 
         output = forward(engine, step)
         return replace(output, hidden=output.hidden + np.float32(len(step.tokens) % 2))
 
+    said: list[str | None] = []
+    made = onnxruntime.InferenceSession
+
+    def session(*given: Any, **more: Any) -> Any:
+        said.append(os.environ.get(WITHOUT_BLOCKS))
+        return made(*given, **more)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", session)
     monkeypatch.setattr(OrtEngine, "forward", unlike)
     settings = LoadSettings(context=128, threads=1)
     load_bundle(tiny.bundle_without_draft(), settings).close()
+    assert said and not any(said)
+    said.clear()
     with pytest.raises(ConfigError, match="the deterministic mode cannot be had here"):
         load_bundle(tiny.bundle_without_draft(), replace(settings, deterministic=True))
+    assert said and set(said) == {"1"}
 
 
 @pytest.mark.parametrize(
     ("capacity", "max_rows", "head_rows"), [(128, 16, 16), (20, 16, 16), (128, 2, 16), (128, 16, 1)]
 )
 def test_one_that_keeps_it_passes_whatever_its_sizes(capacity: int, max_rows: int, head_rows: int) -> None:
-    refuse_unlike_rows(FakeEngine(capacity=capacity, max_rows=max_rows, min_rows=2), head_rows)
+    engine = FakeEngine(capacity=capacity, max_rows=max_rows, min_rows=2)
+    refuse_unlike_rows(engine, head_rows)
+    assert engine.calls[-1] == FakeCall("forget", 0, 0, 0), "what was fed to look is nobody's prefix"
+
+
+def test_the_library_knows_the_word_by_which_attention_goes_without_blocks() -> None:
+    """It hears of no other, and a release may rename it: caches are seldom so small that rows would tell."""
+    files = (Path(onnxruntime.__file__).parent / "capi").glob("*onnxruntime*.so*")
+    assert any(WITHOUT_BLOCKS.encode() in path.read_bytes() for path in files)
 
 
 @pytest.mark.parametrize("precision", ["int8", "int4"])

@@ -25,6 +25,7 @@ from daemon_runs import PATIENCE_S, ROOT, Gate, Running, daemon, write_config
 from edge_runtime.bundle import read_manifest
 from edge_runtime.client import Client, EdgeRuntimeError
 from edge_runtime.intact import Intact
+from edge_runtime.loading import LoadSettings, load_bundle
 
 ASKED: dict[str, Any] = {"max_tokens": 40, "temperature": 0.0}
 PROMPT = "Hi there"
@@ -231,7 +232,7 @@ def test_a_log_that_nobody_reads_stops_no_answer(tmp_path: Path, config: Path) -
 
 
 @pytest.mark.parametrize("hashes", [True, False])
-@pytest.mark.parametrize("how", ["cut", "flipped", "grown", "touched", "replaced", "removed"])
+@pytest.mark.parametrize("how", ["cut", "cut, its time put back", "flipped", "grown", "touched", "replaced", "removed"])
 def test_what_was_altered_is_told_from_what_was_touched_or_replaced(tmp_path: Path, how: str, hashes: bool) -> None:
     place = tiny.copy_of(tiny.bundle(), tmp_path)
     path = place / "target.weights"
@@ -240,6 +241,10 @@ def test_what_was_altered_is_told_from_what_was_touched_or_replaced(tmp_path: Pa
     assert intact.problem() == ""
     if how == "cut":
         _cut(path)
+    elif how == "cut, its time put back":
+        found = path.stat()
+        _cut(path)
+        os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
     elif how == "flipped":
         _flip(path)
     elif how == "grown":
@@ -252,10 +257,38 @@ def test_what_was_altered_is_told_from_what_was_touched_or_replaced(tmp_path: Pa
         (place / "new").rename(path)
     else:
         path.unlink()
-    altered = how in ("cut", "flipped", "grown") or (how == "touched" and not hashes)
+    altered = how.startswith(("cut", "flipped", "grown")) or (how == "touched" and not hashes)
     assert (path.name in intact.problem()) == altered == bool(intact.problem())
     intact.close()
     intact.close()
+
+
+def test_the_weights_of_a_draft_are_looked_at_too(tmp_path: Path) -> None:
+    place = tiny.copy_of(tiny.bundle(), tmp_path)
+    loaded = load_bundle(place, LoadSettings(context=128, threads=1, drafter="draft"))
+    assert loaded.intact.problem() == ""
+    _flip(place / "draft.weights")
+    assert "draft.weights was written to" in loaded.intact.problem()
+    loaded.close()
+
+
+def test_what_was_touched_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not around every step from then on."""
+    place = tiny.copy_of(tiny.bundle(), tmp_path)
+    entry = next(one for one in read_manifest(place).files if one.name == "target.weights")
+    hashed: list[int] = []
+
+    def hashes(descriptor: int) -> str:
+        hashed.append(descriptor)
+        return entry.sha256
+
+    monkeypatch.setattr("edge_runtime.intact.descriptor_sha256", hashes)
+    served = Intact(place, [entry])
+    for touched_s in (1.0, 2.0):
+        os.utime(place / entry.name, (touched_s, touched_s))
+        assert [served.problem() for _ in range(3)] == ["", "", ""]
+    assert len(hashed) == 2
+    served.close()
 
 
 def test_a_disk_that_fails_while_it_is_hashed_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

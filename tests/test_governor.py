@@ -133,6 +133,17 @@ def test_a_board_too_hot_without_work_is_critical_and_recovers_with_hysteresis()
     assert board.budget.state in ("normal", "warm")
 
 
+def test_close_to_the_limit_no_step_is_begun_whatever_the_air_seems_to_be() -> None:
+    board = _running(Limits(temperature_c=80.0))
+    board.temperature_c = 79.0
+    assert board.pass_s(60.0).run
+    board.temperature_c = 81.0  # by the air, of which the estimate knows nothing yet
+    for _ in range(6):
+        budget, thermal = board.pass_s(0.5), board.memory.thermal
+        assert thermal is not None and not (budget.run and thermal.temperature_c >= 80.0)
+    assert not budget.run
+
+
 @pytest.mark.parametrize("limits", [Limits(power_mw=10_000), Limits(temperature_c=85.0)])
 def test_blind_it_is_careful_and_says_so(limits: Limits) -> None:
     board = Board(replace(limits, stale_s=2.0, blind_draft_tokens=1, blind_duty=0.25), readable=False)

@@ -241,6 +241,18 @@ def test_a_failing_engine_fails_one_request_alone(fail_after: int, who: str) -> 
     assert (requests.last_failure == "the fake engine was told to fail") == bool(failed)
 
 
+def test_a_failure_grows_old() -> None:
+    clock, engine = ManualClock(), FakeEngine(MODEL, slots=2)
+    served = serve(engine)
+    with running(served, clock=clock) as scheduler:
+        assert scheduler.snapshot().requests.last_failure_age_s is None
+        engine.fail_after = 0
+        ask(scheduler, served, request(PROMPT), broken := Reader())
+        assert isinstance(broken.error, EngineError)
+        clock.advance(7.0)
+        assert scheduler.snapshot().requests.last_failure_age_s == 7.0
+
+
 def test_a_failing_copy_fails_its_request_and_not_the_source() -> None:
     engine = GatedEngine(slots=2, max_rows=8)
     served = serve(engine)

@@ -17,7 +17,7 @@ from server_runs import CHAT, Puppet, Running, chat, parsed, post, read_all, req
 
 from edge_runtime.config import ServerConfig
 from edge_runtime.server.connection import Peer
-from edge_runtime.server.intake import MOST_BODIES
+from edge_runtime.server.intake import MOST_BODIES, Intake
 
 LARGE = 2000
 """Bytes: the most of a body, of this daemon."""
@@ -76,6 +76,14 @@ def test_one_clients_bodies_are_bounded_together(run: Running, uids: list[int]) 
         assert set(statuses) == {429}
         assert run.ask("POST", CHAT, chat())[0] == 200  # uid 2
     until(lambda: run.ask("POST", CHAT, chat(metadata={"x": "y" * 200}))[0] == 200)  # uid 1 again
+
+
+def test_bodies_are_given_back_while_another_of_the_client_stays() -> None:
+    intake = Intake(LARGE)
+    with intake.visit(1):
+        for _ in range(3 * MOST_BODIES):
+            with intake.visit(1) as visit:
+                visit.hold(LARGE)
 
 
 def test_who_waits_for_his_own_does_not_hold_all_connections(tmp_path: Path, uids: list[int], puppet: Puppet) -> None:

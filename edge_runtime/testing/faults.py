@@ -206,6 +206,9 @@ DRAFT_FAULTS = (
 LAW_FAULTS = (
     DraftFault("law is below zero", "propose", spoils=_by_law([3, 5], 1.5, -0.5), says="no law"),
     DraftFault("law is of no token", "propose", spoils=_by_law([3, 1 << 40], 0.5, 0.5), says="no law"),
+    DraftFault("law is of an id below zero", "propose", spoils=_by_law([-1, 3], 0.5, 0.5), says="no law"),
+    DraftFault("law is of more ids than parts", "propose", spoils=_by_law([3, 5, 7], 0.5, 0.5), says="no law"),
+    DraftFault("law is out of order", "propose", spoils=_by_law([3, 7, 5], 0.5, 0.25, 0.25), says="no law"),
     DraftFault("law is another token's", "propose", spoils=_by_law([4, 5], 0.5, 0.5), says="no law"),
     DraftFault("as sure as NaN", "propose", spoils=_sure, says="not a number"),
 )

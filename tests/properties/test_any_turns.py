@@ -47,6 +47,22 @@ def test_no_stream_of_answers_however_short_keeps_another_waiting(
         assert all(turn - since <= most for since in last.values()), (turn, last, most)
 
 
+@examples(20)
+@given(st.integers(2, SLOTS), st.integers(1, 20))
+def test_turns_that_took_no_time_go_round(answers: int, rounds: int) -> None:
+    """By a clock that is coarser than a turn."""
+    turns = Turns()
+    for number in range(answers):
+        turns.join(number, 0)
+    chosen = []
+    for _ in range(answers * rounds):
+        found = turns.next()
+        assert found is not None
+        turns.charge(found, 0.0)
+        chosen.append(found)
+    assert [chosen.count(number) for number in range(answers)] == [rounds] * answers
+
+
 @examples(100)
 @given(st.lists(st.tuples(st.integers(-2, 2), st.floats(0.001, 0.1)), min_size=2, max_size=4), st.integers(0, 60))
 def test_a_newcomer_has_its_first_turn_within_one_of_each_other(answers: list[tuple[int, float]], before: int) -> None:
