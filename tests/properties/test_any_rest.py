@@ -78,7 +78,7 @@ configs = st.builds(
     bundle=names,
     engine=st.builds(
         EngineConfig,
-        context=st.none() | st.integers(1, 1 << 24),
+        context=st.none() | st.integers(2, 1 << 24),
         sessions=st.integers(1, 256),
         threads=st.integers(0, 1024),
         deterministic=st.booleans(),

@@ -68,13 +68,19 @@ class Happenings:
             await asyncio.sleep(_LOOK_S)
 
     async def forgotten(self) -> None:
-        """As ``_memory``, with nobody there: at its end the caches are empty. Raises ``NotItself``."""
+        """As ``_memory``, with nobody there: at its end the caches are empty, and what was in them is given back.
+        Raises ``NotItself``."""
+
+        async def refused() -> bool:
+            # Slots may be empty already, of a model that was just loaded: not before this was the daemon told.
+            return not await self._answers()
 
         async def empty() -> bool:
             return not any(slot.tokens for slot in (await self._client.status()).slots)
 
         self._stage.starve(True)
         try:
+            await self.until("requests are refused while memory runs out", refused)
             await self.until("what idle slots remember is let go", empty)
         finally:
             self._stage.starve(False)
