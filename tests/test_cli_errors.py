@@ -218,7 +218,7 @@ DAMAGES: list[tuple[str, Callable[[Path], object], list[str]]] = [
     ("list", lambda place: (place / "bundle.json").write_text("[]"), ["bundle.json"]),
     ("a pipe of weights", lambda place: pipe(place / "draft.weights"), ["draft.weights", "missing"]),
     ("a pipe of a graph", lambda place: pipe(place / "target.body.onnx"), ["target.body.onnx", "missing"]),
-    ("a pipe of a manifest", lambda place: pipe(place / "bundle.json"), ["bundle.json", "it is a pipe"]),
+    ("a pipe of a manifest", lambda place: pipe(place / "bundle.json"), ["bundle.json", "it is no ordinary file"]),
 ]
 # Not found by a check of sizes: what is then loaded must still fail in one line.
 ALTERED_UNSEEN: list[tuple[str, list[str]]] = [

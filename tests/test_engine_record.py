@@ -155,7 +155,7 @@ def test_a_record_of_something_else_is_refused(tmp_path: Path, text: str, words:
 
 def test_a_pipe_for_a_record_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / RECORD_NAME)
-    with pytest.raises(EngineMismatch, match="it is a pipe"):
+    with pytest.raises(EngineMismatch, match="it is no ordinary file"):
         read_record(tmp_path)
 
 

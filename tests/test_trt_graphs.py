@@ -295,7 +295,7 @@ def test_what_contradicts_itself_is_no_bundle(bundle: Path) -> None:
         "embedding.offset": replace(target, embedding=replace(of, offset=-1)),
         "embedding.rows": replace(target, embedding=replace(of, rows=0)),
         "elsewhere used but not in the list": replace(target, embedding=replace(of, file="elsewhere")),
-        " used but not in the list": replace(target, dialect="ort"),
+        " is used as a graph": replace(target, dialect="ort"),
     }
     for words, model in wrong.items():
         with pytest.raises(BundleError, match=words):

@@ -138,8 +138,6 @@ def read_record(directory: Path) -> EngineRecord | None:
     if not path.exists():
         return None
     again = "build the engines again with --rebuild"
-    if path.is_fifo():
-        raise EngineMismatch(f"{path} cannot be read: it is a pipe; {again}")
     try:
         check_ordinary(path, "")
         data = json.loads(read_text_at_most(path, _MOST_BYTES, ""))
