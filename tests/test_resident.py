@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
+import re
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
+import pytest
+from click.testing import CliRunner
+
+import edge_runtime.resident as resident_module
+from edge_runtime.cli import main
 from edge_runtime.resident import MachineMemory, machine_memory, resident
 
 MEMINFO = "MemTotal:        8000 kB\nMemFree:          100 kB\nMemAvailable:    6000 kB\nHugePages_Total:    0\n"
@@ -51,3 +61,36 @@ def test_this_process() -> None:
     assert 0 < seen.anonymous < seen.now <= seen.peak
     found = machine_memory()
     assert found is not None and 0 < found.available <= found.total
+
+
+@pytest.mark.parametrize(("shared", "arenas"), [(True, 1), (False, 5)])
+def test_threads_share_what_is_allocated_from(shared: bool, arenas: int) -> None:
+    """In a process of its own, of which glibc itself tells how many arenas it has."""
+    script = f"""if True:
+        import ctypes, threading
+        from edge_runtime.resident import share_arena
+        libc = ctypes.CDLL(None)
+        libc.malloc.argtypes, libc.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
+        if {shared}:
+            share_arena()
+        together = threading.Barrier(4)
+        def takes():
+            together.wait()
+            assert libc.malloc(5000)
+            together.wait()
+        threads = [threading.Thread(target=takes) for _ in range(4)]
+        [one.start() for one in threads], [one.join() for one in threads]
+        libc.malloc_stats()
+    """
+    if not hasattr(ctypes.CDLL(None), "malloc_stats"):
+        pytest.skip("not glibc")
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stderr
+    found = len(re.findall(r"^Arena \d+:", told, re.MULTILINE))
+    assert found == 1 if shared else 1 < found <= arenas
+
+
+def test_the_daemon_has_threads_share_it_before_there_are_any(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    threads: list[int] = []
+    monkeypatch.setattr(resident_module, "share_arena", lambda: threads.append(threading.active_count()))
+    CliRunner().invoke(main, ["serve", "--config", str(tmp_path / "none.yaml")])
+    assert len(threads) == 1

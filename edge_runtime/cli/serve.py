@@ -23,5 +23,8 @@ def serve(config: Path, bundle: Path | None, socket: Path | None) -> int:
     """
     overrides = Overrides(bundle, socket)
     with ends_at_once():
+        from ..resident import share_arena
+
+        share_arena()
         from ..server.daemon import run_daemon
     return run_daemon(lambda: read_config(config, overrides))
