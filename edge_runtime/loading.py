@@ -321,7 +321,7 @@ def load_bundle(directory: Path, settings: LoadSettings) -> LoadedBundle:
         if load.device == "cuda":
             _let_pages_go(directory, manifest)
         # After the engines: their load is the peak of memory, and the tokenizer need not be part of it.
-        tokenizer = Tokenizer(directory / manifest.tokenizer.file)
+        tokenizer = Tokenizer.shared(directory / manifest.tokenizer.file)
         opened.pop_all()
     return LoadedBundle(
         directory=directory,

@@ -135,7 +135,7 @@ def test_the_library_is_loaded_by_the_first_grammar_and_once() -> None:
     def build() -> None:
         start.wait(60)
         compiler.json_object()
-        built.append(compiler._built())
+        built.append(compiler._tables.built())
 
     threads = [threading.Thread(target=build) for _ in range(4)]
     for thread in threads:

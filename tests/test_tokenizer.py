@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import model_fixture as real
 import pytest
+import tiny_bundle as tiny
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edge_runtime.errors import BundleError, CheckpointError, InputError
+from edge_runtime.text.llguidance_grammar import GrammarCompiler
 from edge_runtime.text.tokenizer import GUARD, Tokenizer, guarded
 from export.checkpoint import MappedCheckpoint
 from export.model_config import GemmaConfig
@@ -354,3 +357,39 @@ def test_refused_tokenizer_model(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"version https://git-lfs")
     with pytest.raises(CheckpointError, match="does not load"):
         build_tokenizer_model(checkpoint(tmp_path))
+
+
+def test_the_next_model_of_the_same_vocabulary_has_the_same_tokenizer_and_tables(tmp_path: Path) -> None:
+    """Made anew for each, they would leave memory in pieces: a daemon that swaps its model for hours grew by it."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    for place in (here, there):
+        shutil.copyfile(tiny.bundle() / "tokenizer.model", place)
+    first, second = Tokenizer.shared(here), Tokenizer.shared(there)
+    assert first is second
+    size = first.vocab_size
+    tables = GrammarCompiler(first, (1,), size)._tables
+    assert GrammarCompiler(second, (1,), size)._tables is tables
+    assert GrammarCompiler(second, (1, 2), size)._tables is not tables
+    assert GrammarCompiler(second, (1,), size + 8)._tables is not tables
+    there.write_bytes(there.read_bytes() + b"\x78\x01")  # a field that nobody knows
+    assert Tokenizer.shared(there) is not first
+    other = Tokenizer.shared(here)
+    assert other.encode("the same") == first.encode("the same")
+
+
+def test_a_file_that_is_none_leaves_the_next_one_alone(tmp_path: Path) -> None:
+    bad = tmp_path / "bad"
+    bad.write_bytes(b"no model")
+    good = Tokenizer.shared(tiny.bundle() / "tokenizer.model")
+    for path in (bad, tmp_path / "absent"):
+        with pytest.raises(BundleError, match="not a tokenizer model"):
+            Tokenizer.shared(path)
+    assert Tokenizer.shared(tiny.bundle() / "tokenizer.model").encode("a b") == good.encode("a b")
+
+
+def test_remembered_pieces_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_runtime.text.tokenizer._MOST_KNOWN", 10)
+    tokenizer = Tokenizer(tiny.bundle() / "tokenizer.model")
+    all_of_it = list(tokenizer.all_piece_bytes())
+    assert [tokenizer.piece_bytes(token) for token in range(tokenizer.vocab_size)] == all_of_it
+    assert len(tokenizer._bytes) <= 10

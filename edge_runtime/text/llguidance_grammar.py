@@ -10,7 +10,7 @@ import json
 import threading
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,14 +49,13 @@ class GrammarCompiler:
     """Grammars for one model's tokens. Safe to call from several threads.
 
     Made at once; the library's tables (for Gemma 3 some 2 s and 65 MB, measured) are built by the first grammar, and
-    shared by all.
+    shared by all, those of the next model with the same ``Tokenizer.shared`` too.
     """
 
     def __init__(self, tokenizer: Tokenizer, eos_ids: Sequence[int], vocab_size: int) -> None:
         """``vocab_size``: rows of the head; those that are no piece are never allowed."""
         self._tokenizer, self._eos_ids, self._vocab_size = tokenizer, tuple(eos_ids), vocab_size
-        self._tables: Any = None
-        self._lock = threading.Lock()
+        self._tables = _Tables.of(tokenizer, self._eos_ids, vocab_size)
 
     def json_object(self) -> Grammar:
         """Any JSON object."""
@@ -100,7 +99,7 @@ class GrammarCompiler:
     def _compile(self, source: str, what: str, param: str) -> Grammar:
         import llguidance
 
-        matcher = llguidance.LLMatcher(self._built(), source, log_level=0, limits=_limits())
+        matcher = llguidance.LLMatcher(self._tables.built(), source, log_level=0, limits=_limits())
         problem = matcher.get_error()
         if not problem:
             # Some mistakes show only when the first token is asked for.
@@ -111,17 +110,38 @@ class GrammarCompiler:
             raise InputError(f"{what}: {_one_line(problem)}", param)
         return _CompiledGrammar(matcher, self._eos_ids, self._vocab_size, param)
 
-    def _built(self) -> Any:
-        with self._lock:
-            if self._tables is None:
+
+class _Tables:
+    """What the library needs to know of a vocabulary; the last one is kept for the next compiler of the same."""
+
+    _last: ClassVar[_Tables | None] = None
+    _lock = threading.Lock()
+
+    def __init__(self, tokenizer: Tokenizer, eos_ids: tuple[int, ...], vocab_size: int) -> None:
+        self._of = (tokenizer, eos_ids, vocab_size)
+        self._made: Any = None
+        self._making = threading.Lock()
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, eos_ids: tuple[int, ...], vocab_size: int) -> _Tables:
+        with cls._lock:
+            last = cls._last
+            if last is None or last._of[0] is not tokenizer or last._of[1:] != (eos_ids, vocab_size):
+                last = cls._last = cls(tokenizer, eos_ids, vocab_size)
+            return last
+
+    def built(self) -> Any:
+        with self._making:
+            if self._made is None:
                 import llguidance
 
-                known: Any = _Vocabulary(self._tokenizer, self._eos_ids, self._vocab_size)
-                self._tables = llguidance.LLTokenizer(
-                    known, n_vocab=self._vocab_size, eos_token=list(self._eos_ids), slices=_SLICES
+                tokenizer, eos_ids, vocab_size = self._of
+                known: Any = _Vocabulary(tokenizer, eos_ids, vocab_size)
+                self._made = llguidance.LLTokenizer(
+                    known, n_vocab=vocab_size, eos_token=list(eos_ids), slices=_SLICES
                 )
                 known.tokens = ()
-            return self._tables
+            return self._made
 
 
 class _Vocabulary:
