@@ -53,7 +53,14 @@ def parts(daemon: Daemon) -> list[weakref.ref[object]]:
     """Of the model that is served now: each is tens of megabytes of a real one."""
     model = daemon._service.standing.model
     assert model is not None
-    return [weakref.ref(one) for one in (model.grammars, model.tokenizer, model.served.decoder)]
+    return [weakref.ref(one) for one in (model.grammars, model.template, model.served.decoder)]
+
+
+def vocabulary(daemon: Daemon) -> list[object]:
+    """What the next model has no need to make anew: it is of the same family."""
+    model = daemon._service.standing.model
+    assert model is not None
+    return [model.tokenizer, model.grammars._tables.built()]
 
 
 async def replaced(daemon: Daemon, client: AsyncClient, by: Callable[[], Awaitable[object]]) -> None:
@@ -66,9 +73,10 @@ async def replaced(daemon: Daemon, client: AsyncClient, by: Callable[[], Awaitab
         await anext(chunks)  # and leaves
     with pytest.raises(EdgeRuntimeError):
         await client.complete("a" * 5000)
-    before = parts(daemon)
+    before, known = parts(daemon), vocabulary(daemon)
     await by()
     await until(lambda: not any(one() for one in before))
+    assert all(one is other for one, other in zip(vocabulary(daemon), known, strict=True))
 
 
 def test_nobody_holds_a_model_that_was_swapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,9 +137,7 @@ class _Tables:
 
                 tokenizer, eos_ids, vocab_size = self._of
                 known: Any = _Vocabulary(tokenizer, eos_ids, vocab_size)
-                self._made = llguidance.LLTokenizer(
-                    known, n_vocab=vocab_size, eos_token=list(eos_ids), slices=_SLICES
-                )
+                self._made = llguidance.LLTokenizer(known, n_vocab=vocab_size, eos_token=list(eos_ids), slices=_SLICES)
                 known.tokens = ()
             return self._made
 

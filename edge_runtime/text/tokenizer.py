@@ -11,7 +11,7 @@ import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ..errors import BundleError, InputError, PromptTooLong, first_line, why
 
@@ -42,6 +42,9 @@ class Tokenizer:
     A space is spelt U+2581 inside, so that a U+2581 of the text comes back as a space. All Gemma tokenizers do this.
     """
 
+    _last: ClassVar[Tokenizer | None] = None
+    _lock = threading.Lock()
+
     def __init__(self, path: Path) -> None:
         import sentencepiece
 
@@ -63,16 +66,16 @@ class Tokenizer:
 
     @classmethod
     def shared(cls, path: Path) -> Tokenizer:
-        """The last one that was asked for here if its file held the same. A daemon swaps bundles of one family, and
-        whatever is made anew for each (262,144 pieces as objects, a grammar's tables) leaves memory in pieces that no
-        other use fits: some megabytes an hour, measured.
+        """The last one that was made here, if its file held the same as ``path``. Raises ``BundleError``.
+
+        A daemon swaps bundles of one family, and what is made anew for each (262,144 pieces as objects, a grammar's
+        tables) leaves Python's memory in pieces: 2 MB for three swaps, measured.
         """
-        global _last
-        with _LOCK:
-            if _last is None or not _last.is_of(path):
-                _last = None  # not two at a time, where nobody else holds it
-                _last = cls(path)
-            return _last
+        with cls._lock:
+            if cls._last is None or not cls._last.is_of(path):
+                cls._last = None  # not two at a time, where nobody else holds it
+                cls._last = cls(path)
+            return cls._last
 
     def is_of(self, path: Path) -> bool:
         """Whether ``path`` holds what this one was made of."""
@@ -183,7 +186,3 @@ class Tokenizer:
         # What ``guarded`` cannot keep apart is never special. Longest first: an alternation takes the first that fits.
         named = sorted(filter(_OPENING.match, named), key=len, reverse=True)
         return re.compile("|".join([*map(re.escape, named), _UNUSED.pattern]))
-
-
-_LOCK = threading.Lock()
-_last: Tokenizer | None = None
