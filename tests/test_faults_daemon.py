@@ -208,6 +208,16 @@ def test_weights_that_are_written_to_under_a_daemon(tmp_path: Path, gates: list[
         assert "target.weights: 2 bytes, but the manifest says" in again.log()
 
 
+def test_weights_that_are_written_to_while_nobody_asks(tmp_path: Path) -> None:
+    """A manager is to see it now, and not the first client of the morning."""
+    place = tiny.copy_of(tiny.bundle(), tmp_path)
+    with daemon(tmp_path, write_config(tmp_path / "daemon.yaml", place)) as running:
+        running.ready()
+        with _blocked_writer(place / "target.weights"):
+            assert running.ends() == 1
+        assert running.log_lines("never write into a bundle")
+
+
 def test_a_log_that_nobody_reads_stops_no_answer(tmp_path: Path, config: Path) -> None:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -261,6 +271,45 @@ def test_what_was_altered_is_told_from_what_was_touched_or_replaced(tmp_path: Pa
     assert (path.name in intact.problem()) == altered == bool(intact.problem())
     intact.close()
     intact.close()
+
+
+def test_what_was_altered_stays_so(tmp_path: Path) -> None:
+    """What was computed since may have come of it."""
+    place = tiny.copy_of(tiny.bundle(), tmp_path)
+    path = place / "target.weights"
+    intact = Intact(place, [one for one in read_manifest(place).files if one.name == path.name])
+    right = path.read_bytes()
+    _flip(path)
+    told = intact.problem()
+    path.write_bytes(right)
+    assert told and intact.problem() == told
+    intact.close()
+
+
+_UNHANDLED = """
+import sys
+from pathlib import Path
+from edge_runtime.bundle import read_manifest
+from edge_runtime.intact import Intact
+
+place = Path(sys.argv[1])
+intact = Intact(place, [one for one in read_manifest(place).files if one.name == "target.weights"])
+intact.guard()
+print("guarded", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_who_handles_no_signal_is_not_ended_by_one(tmp_path: Path) -> None:
+    """The system tells of writers by SIGIO, which ends a process that has no handler for it: a program of somebody
+    else's, that only uses this package."""
+    place = tiny.copy_of(tiny.bundle(), tmp_path)
+    command = [sys.executable, "-c", _UNHANDLED, str(place)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "guarded\n"
+        with (place / "target.weights").open("r+b"):
+            process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 0
 
 
 def test_the_weights_of_a_draft_are_looked_at_too(tmp_path: Path) -> None:
