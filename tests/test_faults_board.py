@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -102,8 +103,8 @@ def test_a_file_that_lies_costs_its_value_and_nothing_else(built: BoardTree, nam
                 _read(running)
                 _read(SysfsSource(built.root))
                 machine_memory(built.root)
-        for replace in REPLACED.values():
-            replace(path)
+        for put in REPLACED.values():
+            put(path)
             _read(running)
             _read(SysfsSource(built.root))
             path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
@@ -129,6 +130,8 @@ def test_what_jtop_says_is_bounded_field_by_field(value: float) -> None:
     assert impossible(sample) == "" and line_of(sample)
     assert (sample.power_mw, sample.rails, sample.zones) == (9000, (Rail("VDD_IN", 9000),), (Zone("tj", 50.0),))
     assert sample.throttling.over_current_events == (("oc2", 3),) and sample.throttling.critical_trip_c == 104.5
+    critical = replace(lying, throttling=Throttling(passive_trip_c=99.0, critical_trip_c=value))
+    assert cleaned(critical, board_named("orin-nano-8"), 10.0).throttling == Throttling(passive_trip_c=99.0)
     assert (sample.gpu, sample.fan, sample.memory) == (GpuReading(), None, None)
     assert all("\n" not in problem and len(problem) < 120 for problem in sample.problems) and len(sample.problems) >= 7
 
