@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from edge_runtime.bundle import Model
+from edge_runtime.cores import chosen_threads
 
 ROWS = 16
 """First tokens of a text that are looked at: the largest values of all are those of the very first."""
@@ -51,6 +52,7 @@ def largest_activations(directory: Path, model: Model, embeddings: NDArray[np.fl
     proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in kinds if name not in given)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    options.intra_op_num_threads = chosen_threads(0)
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(directory))
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])

@@ -16,6 +16,7 @@ import onnx
 from numpy.typing import NDArray
 
 from edge_runtime.bundle import TARGET
+from edge_runtime.cores import chosen_threads
 from edge_runtime.errors import ConfigError
 from edge_runtime.files import read_text_at_most
 
@@ -110,6 +111,7 @@ def _run_body(
     onnx.save(body, directory / "body.onnx")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    options.intra_op_num_threads = chosen_threads(0)
     # Between two runs numpy works: threads that spin would take its cores.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     session = onnxruntime.InferenceSession(str(directory / "body.onnx"), options, providers=["CPUExecutionProvider"])

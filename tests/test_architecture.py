@@ -25,7 +25,7 @@ FILE_LINES, FUNCTION_LINES = 400, 60
 # A module imports its own row and the rows above it.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"", "errors", "schema", "bundle", "console", "files", "parameters", "soundness", "graph_data", "quiet"}
-    | frozenset({"wire", "plain_yaml"})),
+    | frozenset({"cores", "groups", "wire", "plain_yaml"})),
     frozenset({"acceptance", "budget", "sampling", "shaping", "noise", "cost", "estimate", "ledger", "repetition"})
     | frozenset({"boards", "calibration", "choice", "health", "memory", "resident", "row_cost", "status", "tree"})
     | frozenset({"intact", "needs", "feeding", "energy_model", "lessons", "pacing", "pressure", "reuse", "thermal"}),
@@ -38,7 +38,7 @@ LAYERS: tuple[frozenset[str], ...] = (
 )
 
 # Of the runtime, export sees what a bundle is (and its command line how both of them ask and fail).
-EXPORT_SEES = frozenset({"", "bundle", "errors", "files", "plain_yaml", "schema"})
+EXPORT_SEES = frozenset({"", "bundle", "cores", "errors", "files", "plain_yaml", "schema"})
 EXPORT_COMMAND_LINE = ("export/__main__.py", "export/heads_command.py", "export/training/command.py")
 EXPORT_COMMAND_LINE += ("export/quality_command.py", "export/progress.py")
 COMMAND_LINE_SEES = frozenset({"console", "parameters"})

@@ -4,7 +4,6 @@ its peers side by side. Knows the options of all views, measures and shows nothi
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any
 
@@ -14,6 +13,7 @@ from ..bench.environments import ENVIRONMENTS, named_pythons
 from ..bench.process import PATIENCE_S
 from ..bench.protocol.plan import LENGTHS
 from ..console import plain_console
+from ..cores import usable_cores
 from ..parameters import (
     MOST_ROUNDS,
     MOST_THREADS,
@@ -71,7 +71,7 @@ _WITH_GROWTH = {"bundle", "view", "threads", "rounds", "quick", "head", "drafter
               "One kind of text, 2 rounds of 32 tokens, short drafts and contexts: to see it go.")
 @click.option("--head", type=click.Choice(["screened", "full"]), default="screened", show_default=True,
               help="Head of the bundles.")  # fmt: skip
-@click.option("--threads", type=Whole(1, MOST_THREADS), default=os.cpu_count() or 1, show_default=True,
+@click.option("--threads", type=Whole(1, MOST_THREADS), default=usable_cores(), show_default=True,
               help="Of every program.")  # fmt: skip
 @click.option("--model", "models", multiple=True, type=Place(), metavar="DIR",
               help="Growth: one more bundle, of another size.")  # fmt: skip

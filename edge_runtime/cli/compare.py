@@ -57,7 +57,7 @@ _OF_COSTS = {"costs_only", "bundle", "head", "threads"}
 @click.option("--head", type=click.Choice(["screened", "full"]), default="screened", show_default=True,
               help="Head of the bundle under study; plain decoding has the faster one.")  # fmt: skip
 @click.option(
-    "--threads", type=Whole(0, MOST_THREADS), default=0, metavar="N", help="CPU threads.  [default: one per core]"
+    "--threads", type=Whole(0, MOST_THREADS), default=0, metavar="N", help="CPU threads.  [default: one a usable core]"
 )
 @click.option("--json", "json_path", metavar="FILE", type=Kept(),
               help="Write the texts and figures here, as they come.")  # fmt: skip

@@ -40,7 +40,7 @@ def engine_options(function: F) -> F:
         click.option("--context", type=int, metavar="N",
                      help="Tokens of prompt and answer together.  [default: what the bundle holds, at most 2048]"),
         click.option("--threads", type=Whole(0, MOST_THREADS), default=0, metavar="N",
-                     help="CPU threads.  [default: one per core]"),
+                     help="CPU threads.  [default: one a usable core]"),
         click.option("--deterministic", is_flag=True,
                      help="Logits that do not depend on K, so that drafts never change a text; slower plain steps."),
         click.option("--head", type=click.Choice(["screened", "full"]), default="screened", show_default=True,

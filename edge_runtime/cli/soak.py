@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import tempfile
 from collections.abc import Callable
@@ -29,6 +28,7 @@ from ..bench.soak.verdicts import unjudged, verdicts
 from ..boards import BOARDS, Board, board_named
 from ..bundle import read_manifest, verify_files
 from ..console import counted, ends_tidily, plain_console, shown
+from ..cores import usable_cores
 from ..errors import ConfigError
 from ..parameters import MOST_SEED, MOST_THREADS, Finite, Kept, Place, Whole, refuse_useless
 
@@ -44,7 +44,7 @@ _OUTCOMES = ("right", "left", "refused", "wrong", "lost")
               help="In which everything happens once; at rest behind it memory, descriptors and speed are looked at.")
 @click.option("--clients", type=Whole(1, 11), metavar="N", default=4, show_default=True,
               help="That ask at once, with pauses.")  # fmt: skip
-@click.option("--threads", type=Whole(1, MOST_THREADS), metavar="N", default=os.cpu_count() or 1, show_default=True,
+@click.option("--threads", type=Whole(1, MOST_THREADS), metavar="N", default=usable_cores(), show_default=True,
               help="Of the daemon.")  # fmt: skip
 @click.option("--board", default="orin-nano-8", show_default=True, metavar="NAME",
               help=f"That is simulated: one of {', '.join(board.name for board in BOARDS)}.")  # fmt: skip

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..bundle import Model
+from ..cores import chosen_threads
 from ..errors import BundleError, ConfigError, first_line
 from ..quiet import keep_to_ourselves
 from .even_rows import WITHOUT_BLOCKS
@@ -126,7 +127,7 @@ def make_session(
 
     provider = _PROVIDERS[settings.device]
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = settings.threads
+    options.intra_op_num_threads = chosen_threads(settings.threads)
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
     # Each session has a pool of threads, and one that still spins takes its core from the next session: without this

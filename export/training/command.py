@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import click
 
+from edge_runtime.cores import usable_cores
 from edge_runtime.parameters import (
     MOST_SEED,
     MOST_THREADS,
@@ -79,7 +79,7 @@ def train_drafter(
     from .session import train_drafter as train
     from .trainer import TrainingPlan
 
-    torch.set_num_threads(threads or os.cpu_count() or 1)
+    torch.set_num_threads(threads or usable_cores())
     plan = TrainingPlan(
         hours, steps, self_fed=self_fed, matrix_rate=rate, loss=LossWeights(acceptance=acceptance_weight)
     )

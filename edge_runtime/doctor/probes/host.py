@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from ...cores import usable_cores
 from ..outcome import Copy, Request
 from .telling import Teller, run_as_probe
 from .timing import best_of
@@ -52,7 +52,7 @@ def probe(request: Request, teller: Teller) -> None:
     teller.stage("copies with one thread")
     teller.copy(Copy(ONE_THREAD, buffers.size_bytes, buffers.copy_s(1, request.measure_s)))
     teller.stage("copies with all cores")
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     teller.copy(Copy(ALL_CORES, buffers.size_bytes, buffers.copy_s(cores, request.measure_s)))
 
 
