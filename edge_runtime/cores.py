@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from .groups import group_folders, group_text
+from .groups import group_folders, is_count, kernel_text
 
 _QUOTA = 2
 """Words of cpu.max: time, and the period that it is had in, both in us."""
-_MOST_DIGITS = 19
 
 
 def usable_cores(root: Path = Path("/")) -> int:
@@ -33,15 +32,15 @@ def chosen_threads(threads: int, root: Path = Path("/")) -> int:
 
 def _core_of(root: Path, number: int) -> str:
     place = root / f"sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list"
-    return group_text(place).strip() or str(number)
+    return kernel_text(place).strip() or str(number)
 
 
 def _quotas(root: Path) -> list[int]:
     """Whole cores of each quota, rounded up."""
     found: list[int] = []
     for folder in group_folders(root):
-        words = group_text(folder / "cpu.max").split()
-        if len(words) == _QUOTA and all(word.isdecimal() and len(word) <= _MOST_DIGITS for word in words):
+        words = kernel_text(folder / "cpu.max").split()
+        if len(words) == _QUOTA and all(map(is_count, words)):
             quota, period = map(int, words)
             if period:
                 found.append(-(-quota // period))

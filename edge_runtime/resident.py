@@ -12,9 +12,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from .groups import group_folders, group_text
+from .groups import group_folders, is_count, kernel_text
 
-_MOST_DIGITS = 19
 _M_ARENA_MAX = -8
 """malloc.h"""
 
@@ -58,21 +57,16 @@ def machine_memory(root: Path = Path("/")) -> MachineMemory | None:
 def _group_limits(root: Path) -> Iterator[tuple[int, int]]:
     """(limit, what is left of it) of each control group around this process that has one."""
     for folder in group_folders(root):
-        limit, used = group_text(folder / "memory.max").strip(), group_text(folder / "memory.current").strip()
-        if _is_size(limit) and _is_size(used):
+        limit, used = kernel_text(folder / "memory.max").strip(), kernel_text(folder / "memory.current").strip()
+        if is_count(limit) and is_count(used):
             # Pages of files are counted as used, and give way.
             yield int(limit), max(0, int(limit) - int(used) + _numbers(folder / "memory.stat").get("file", 0))
 
 
 def _numbers(path: Path) -> dict[str, int]:
     """First word -> number behind it."""
-    rows = [line.split() for line in group_text(path).splitlines()]
-    return {row[0]: int(row[1]) for row in rows if len(row) > 1 and _is_size(row[1])}
-
-
-def _is_size(text: str) -> bool:
-    """Of what is longer Python makes no number, or one that no memory has."""
-    return text.isdecimal() and len(text) <= _MOST_DIGITS
+    rows = [line.split() for line in kernel_text(path).splitlines()]
+    return {row[0]: int(row[1]) for row in rows if len(row) > 1 and is_count(row[1])}
 
 
 def peak_resident_bytes() -> int:

@@ -13,7 +13,7 @@ import tiny_bundle as tiny
 from edge_runtime.cores import chosen_threads, usable_cores
 
 
-def machine(root: Path, siblings: int = 1, group: str = "", **quotas: str) -> Path:
+def machine(root: Path, siblings: int = 1, **quotas: str) -> Path:
     """Eight processors, cores of ``siblings`` of them; cpu.max of a group and of the one around it."""
     for number in range(8):
         place = root / f"sys/devices/system/cpu/cpu{number}/topology"

@@ -54,7 +54,7 @@ class GrammarCompiler:
 
     def __init__(self, tokenizer: Tokenizer, eos_ids: Sequence[int], vocab_size: int) -> None:
         """``vocab_size``: rows of the head; those that are no piece are never allowed."""
-        self._tokenizer, self._eos_ids, self._vocab_size = tokenizer, tuple(eos_ids), vocab_size
+        self._eos_ids, self._vocab_size = tuple(eos_ids), vocab_size
         self._tables = _Tables.of(tokenizer, self._eos_ids, vocab_size)
 
     def json_object(self) -> Grammar:
